@@ -1,0 +1,1 @@
+"""The control plane as a pure state machine: no sockets, no clock, no torch."""

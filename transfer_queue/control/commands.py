@@ -1,0 +1,226 @@
+"""The requests a controller answers, as data. They go over the wire as they are and drive the pure control core.
+
+A *row* is addressed by its 64-bit global index, or by its key within a partition. A *block* is what one put stored on
+one storage unit: some rows x some fields. Rows become ready when the put that produced them is committed here, which a
+writer does only after storage acknowledged the block.
+
+int arrays travel as ``bytes`` of little-endian int64 ("i64 bytes") or int32 ("i32 bytes").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from transfer_queue.control.schema import FieldSchema
+
+__all__ = [
+    "Batch",
+    "BlockRef",
+    "Clear",
+    "Command",
+    "Commit",
+    "Committed",
+    "ConsumptionStatus",
+    "Done",
+    "FamilyLocations",
+    "Fetch",
+    "KeysOf",
+    "ListKeys",
+    "ListPartitions",
+    "Lookup",
+    "ProductionStatus",
+    "Reply",
+    "ResetConsumption",
+    "SetTags",
+    "Snapshot",
+    "StatusArrays",
+    "Value",
+]
+
+
+class BlockRef(msgspec.Struct, frozen=True, array_like=True):
+    """A stored block: ``rows`` rows of a put, from its row ``row_start`` on, kept by storage unit ``unit``.
+
+    ``block`` is unique for the life of the queue (writer number in the high 32 bits, the writer's count in the low) and
+    never reused. ``nbytes`` is its size in storage.
+    """
+
+    unit: int
+    block: int
+    row_start: int
+    rows: int
+    nbytes: int
+
+
+class FamilyLocations(msgspec.Struct, frozen=True, array_like=True):
+    """Where the rows of a batch lie, for fields that were always written together.
+
+    Row ``i`` of the batch is row ``row_in_block[i]`` of ``blocks[block_of_row[i]]`` on unit ``units[block_of_row[i]]``.
+    ``block_of_row`` and ``row_in_block`` are i32 bytes of one entry per row of the batch.
+    """
+
+    fields: list[str]
+    units: list[int]
+    blocks: list[int]
+    block_of_row: bytes
+    row_in_block: bytes
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all commands. Every one names a partition except where it says otherwise."""
+
+    partition: str
+
+
+class Commit(Command, frozen=True, tag=True, omit_defaults=True):
+    """Make rows exist and, if ``fields`` is given, ready. All or nothing.
+
+    Rows: ``keys`` (created on demand, existing ones upserted), else ``indexes`` (i64 bytes; must exist), else
+    ``append`` new rows without keys. ``blocks`` cover the put's rows; empty with ``fields`` empty: only rows and tags.
+    ``tags``: one dict a row, merged shallowly. ``wait_s`` > 0: wait that long for the sample budget before refusing.
+    Answer: Committed.
+    """
+
+    keys: list[str] | None = None
+    indexes: bytes | None = None
+    append: int = 0
+    fields: list[FieldSchema] = []
+    blocks: list[BlockRef] = []
+    tags: list[dict[str, Any]] | None = None
+    lengths: dict[str, bytes] = {}
+    """ragged field -> i32 bytes, elements along its first ragged axis, a row of the put each."""
+    wait_s: float = 0.0
+
+
+class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
+    """Find rows by ``keys`` or ``indexes`` (i64 bytes), neither: all rows of the partition. Answer: Batch.
+
+    ``fields`` None: the fields ready for all rows. Rows that do not exist: with ``partial`` left out, else
+    KeyNotFoundError (keys) or StorageKeyNotFoundError (indexes). With ``require_ready`` a row that lacks a field
+    raises NotReadyError. ``locate``: fill ``Batch.locations``.
+    """
+
+    keys: list[str] | None = None
+    indexes: bytes | None = None
+    fields: list[str] | None = None
+    partial: bool = False
+    require_ready: bool = False
+    locate: bool = True
+
+
+class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
+    """Take ``batch_size`` rows whose ``fields`` are all ready and that ``task`` has not consumed. Answer: Batch.
+
+    The sampler picks; what it picks is consumed at once. Too few rows: with ``timeout_s`` 0 an empty Batch, else the
+    request is parked until enough are ready, or WaitTimeoutError says what was missing. ``params`` go to the sampler.
+    """
+
+    fields: list[str]
+    batch_size: int
+    task: str
+    timeout_s: float = 0.0
+    params: dict[str, Any] = {}
+    locate: bool = True
+
+
+class SetTags(Command, frozen=True, tag=True, omit_defaults=True):
+    """Merge ``tags`` into the rows ``indexes`` (i64 bytes). Answer: Done."""
+
+    indexes: bytes
+    tags: list[dict[str, Any]]
+
+
+class Clear(Command, frozen=True, tag=True, omit_defaults=True):
+    """Forget rows by ``keys`` or ``indexes``; neither: the whole partition with its name. Idempotent. Answer: Done."""
+
+    keys: list[str] | None = None
+    indexes: bytes | None = None
+
+
+class ResetConsumption(Command, frozen=True, tag=True, omit_defaults=True):
+    """Make rows fetchable again for ``task``, or for every task. Unknown names are fine. Answer: Done."""
+
+    task: str | None = None
+
+
+class ListKeys(Command, frozen=True, tag=True, omit_defaults=True):
+    """Keys with tags in first-registration order; partition ``""``: of every partition. Answer: Value({p: {key: tag}})."""
+
+
+class ListPartitions(Command, frozen=True, tag=True, omit_defaults=True):
+    """Partition names in creation order (``partition`` is ignored). Answer: Value(list)."""
+
+
+class KeysOf(Command, frozen=True, tag=True, omit_defaults=True):
+    """Keys of ``indexes`` (i64 bytes), in order. Answer: Value(list); RequestError for a row without key."""
+
+    indexes: bytes
+
+
+class ProductionStatus(Command, frozen=True, tag=True, omit_defaults=True):
+    """Per row and field: produced? Columns are ``fields`` in field-creation order. Answer: StatusArrays."""
+
+    fields: list[str]
+
+
+class ConsumptionStatus(Command, frozen=True, tag=True, omit_defaults=True):
+    """Per row: consumed by ``task``? Answer: StatusArrays."""
+
+    task: str
+
+
+class Snapshot(Command, frozen=True, tag=True, omit_defaults=True):
+    """Counts for people and metrics; partition ``""``: the whole controller. Answer: Value(dict)."""
+
+
+# ----------------------------------------------------------------------------------------------------------- replies
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all replies. Errors travel beside them as (class name, text)."""
+
+
+class Done(Reply, frozen=True, tag=True, omit_defaults=True):
+    """The command was carried out."""
+
+
+class Value(Reply, frozen=True, tag=True, omit_defaults=True):
+    """A plain value."""
+
+    value: Any = None
+
+
+class Committed(Reply, frozen=True, tag=True, omit_defaults=True):
+    """``indexes``: i64 bytes in the order of the put. ``ready``: sorted fields ready for all of its rows."""
+
+    indexes: bytes
+    ready: list[str] = []
+    tags: list[dict[str, Any]] | None = None
+
+
+class Batch(Reply, frozen=True, tag=True, omit_defaults=True):
+    """Rows of one partition, in order. ``status`` (int8 bytes): all of the asked fields ready, a row each."""
+
+    indexes: bytes
+    fields: list[FieldSchema] = []
+    status: bytes = b""
+    tags: list[dict[str, Any]] = []
+    keys: list[str | None] | None = None
+    locations: list[FamilyLocations] = []
+    lengths: dict[str, bytes] = {}
+
+
+class StatusArrays(Reply, frozen=True, tag=True, omit_defaults=True):
+    """``indexes`` None: unknown partition or field. ``status``: int8 bytes, rows x columns."""
+
+    indexes: bytes | None = None
+    status: bytes = b""
+    columns: list[str] = []
+
+
+

@@ -1,0 +1,120 @@
+"""Every error TransferQueue raises on purpose.
+
+::
+
+    TransferQueueError
+    ├── ConfigError (ValueError)              a setting is wrong; the message names the field and the allowed values
+    ├── InvalidInputError (ValueError)        an argument is wrong: names, shapes, dtypes, lengths
+    ├── InvalidTypeError (TypeError)          an argument has the wrong type
+    ├── NotInitializedError (RuntimeError)    a call that needs ``init()`` came before it
+    ├── StartError (RuntimeError)             a server process could not be started
+    ├── ConnectionLostError (ConnectionError, RuntimeError)   a server cannot be reached or went away
+    ├── WaitTimeoutError (TimeoutError, RuntimeError)         a wait ended before its condition held
+    ├── CapacityError (RuntimeError)          a byte or sample budget is used up (the text contains "capacity")
+    ├── NotReadyError (ValueError)            a row exists but a requested field is not produced yet
+    ├── RequestError (RuntimeError)           the controller or a storage unit refused the request
+    │   ├── UnknownPartitionError
+    │   └── SamplerError                      a sampler raised, or returned rows it may not return
+    ├── KeyNotFoundError (ValueError)         keys that are not in the partition
+    ├── StorageKeyNotFoundError (KeyError)    a row or field is gone from storage
+    └── DataLostError (RuntimeError)          rows whose bytes were lost with a storage unit or master
+
+The built-in bases are part of the contract: user code catches them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "ConnectionLostError",
+    "DataLostError",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "KeyNotFoundError",
+    "NotInitializedError",
+    "NotReadyError",
+    "RequestError",
+    "SamplerError",
+    "StartError",
+    "StorageKeyNotFoundError",
+    "TransferQueueError",
+    "UnknownPartitionError",
+    "WaitTimeoutError",
+    "error_class",
+]
+
+
+class TransferQueueError(Exception):
+    """Base of all errors raised by TransferQueue on purpose."""
+
+
+class ConfigError(TransferQueueError, ValueError):
+    """A setting is wrong; the message names the field and the allowed values."""
+
+
+class InvalidInputError(TransferQueueError, ValueError):
+    """An argument is wrong: a name, shape, dtype or length."""
+
+
+class InvalidTypeError(TransferQueueError, TypeError):
+    """An argument has the wrong type."""
+
+
+class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
+    """A call that needs ``transfer_queue.init()`` came before it."""
+
+
+class StartError(TransferQueueError, RuntimeError):
+    """A server process could not be started."""
+
+
+class ConnectionLostError(TransferQueueError, ConnectionError, RuntimeError):
+    """A server cannot be reached or went away."""
+
+
+class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):
+    """A wait ended before its condition held; the text says what was missing."""
+
+
+class CapacityError(TransferQueueError, RuntimeError):
+    """A byte or sample budget is used up and did not free up in time."""
+
+
+class NotReadyError(TransferQueueError, ValueError):
+    """A row exists but a requested field is not produced yet."""
+
+
+class RequestError(TransferQueueError, RuntimeError):
+    """The controller or a storage unit refused the request."""
+
+
+class UnknownPartitionError(RequestError):
+    """The named partition does not exist."""
+
+
+class SamplerError(RequestError):
+    """A sampler raised, or returned rows that it may not return."""
+
+
+class KeyNotFoundError(TransferQueueError, ValueError):
+    """Keys that are not in the partition."""
+
+
+class StorageKeyNotFoundError(TransferQueueError, KeyError):
+    """A row or field is gone from storage."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class DataLostError(TransferQueueError, RuntimeError):
+    """Rows whose bytes were lost with a storage unit or a Mooncake master."""
+
+
+def error_class(name: str) -> type[TransferQueueError]:
+    """The error class called ``name``, for errors that travel over the wire; unknown names give RequestError."""
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, TransferQueueError):
+        return found
+    return RequestError
