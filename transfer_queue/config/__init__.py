@@ -1,1 +1,1 @@
-"""Settings: the TransferQueue resource, what a client attaches with, and what the server processes read."""
+"""Settings as pydantic models: of processes, of attached clients, of the TransferQueue resource."""

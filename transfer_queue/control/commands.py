@@ -221,6 +221,3 @@ class StatusArrays(Reply, frozen=True, tag=True, omit_defaults=True):
     indexes: bytes | None = None
     status: bytes = b""
     columns: list[str] = []
-
-
-
