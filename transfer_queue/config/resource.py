@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
-from transfer_queue.config import defaults, documents
+from transfer_queue.config import defaults, manifest
 from transfer_queue.config.quantity import Amount, Quantity
 from transfer_queue.config.rules import Between, Matches, Model, Rule
 from transfer_queue.errors import ConfigError
@@ -318,7 +318,7 @@ def load(source: Path | str) -> TransferQueue:
 
     Raises :class:`ConfigError` with one line for each problem.
     """
-    return parse(documents.single(source))
+    return parse(manifest.single(source))
 
 
 def parse(document: Any) -> TransferQueue:
@@ -329,5 +329,5 @@ def parse(document: Any) -> TransferQueue:
     try:
         return TransferQueue.model_validate(document)
     except ValidationError as error:
-        lines = [documents.explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
+        lines = [manifest.explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
     raise ConfigError("\n".join(lines))
