@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +19,8 @@ from transfer_queue.launch.plan import HOST, LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 
 if TYPE_CHECKING:
-    from transfer_queue.storage.mooncake.master import MasterProcess
+    from transfer_queue.config.resource import Master
+    from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 
 __all__ = ["LocalStack", "default_plan"]
 
@@ -50,14 +50,13 @@ class LocalStack:
         self.directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             undo.callback(self.stop)
-            with ThreadPoolExecutor(1, "tq-launch") as pool:  # the master starts beside the controller
-                master = pool.submit(self._start_master) if self.plan.master else None
-                self._controller = self._spawn("controller", "controller", self.plan.controller)
-                for _ in wait_until_serving([self._controller], self._timeout_s):
-                    progress(f"controller at {self.controller_address}", time.monotonic() - began)
-                if master:
-                    self._master = master.result()
-                    progress(f"mooncake_master at {self._master.rpc_address}", time.monotonic() - began)
+            if self.plan.master:
+                endpoints = self._start_master(self.plan.master)
+                self.plan = self.plan.with_backend_settings(endpoints.settings())
+                progress(f"mooncake_master at {endpoints.master_server_address}", time.monotonic() - began)
+            self._controller = self._spawn("controller", "controller", self.plan.controller)
+            for controller in wait_until_serving([self._controller], self._timeout_s):
+                progress(f"{controller.name} at {self.controller_address}", time.monotonic() - began)
             for config in self.plan.unit_configs(self.controller_address):
                 self._units.append(self._spawn(config.name, "storage_unit", config))
             for unit in wait_until_serving(self._units, self._timeout_s):
@@ -68,20 +67,18 @@ class LocalStack:
     def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
         return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)
 
-    def _start_master(self) -> MasterProcess:
+    def _start_master(self, master: Master) -> MasterEndpoints:
         from transfer_queue.storage.mooncake.master import MasterProcess
         from transfer_queue.storage.mooncake.settings import MasterSettings
 
-        assert self.plan.master is not None
         settings = MasterSettings(
             host=HOST,
-            rpc_port=self.plan.master.rpc_port,
-            http_metadata_port=self.plan.master.http_metadata_port,
-            metrics_port=self.plan.master.metrics_port,
+            rpc_port=master.rpc_port,
+            http_metadata_port=master.http_metadata_port,
+            metrics_port=master.metrics_port,
         )
-        master = MasterProcess(settings, log=self.directory / "mooncake_master.log")
-        master.start()
-        return master
+        self._master = MasterProcess(settings, self.directory / "mooncake_master.log")
+        return self._master.start()
 
     @property
     def controller_address(self) -> str:
@@ -106,6 +103,8 @@ class LocalStack:
 
     def failure(self) -> str | None:
         """One line about the first process that ended on its own; None while all run."""
+        if self._master and self._master.poll() is not None:
+            return f"mooncake_master ended: {self._master.log_tail()}"
         failures = (process.failure() for process in self.processes)
         return next((failure for failure in failures if failure), None)
 

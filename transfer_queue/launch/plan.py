@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
@@ -27,6 +27,16 @@ class LocalPlan:
     master: Master | None = None
     layout: str = "jagged"
     allow_pickle: bool = False
+
+    def with_backend_settings(self, settings: dict[str, Any]) -> LocalPlan:
+        """The plan with further settings of the backend, for example the endpoints of a master that was started."""
+        choice = self.controller.backend
+        update = {"backend": choice.model_copy(update={"settings": {**choice.settings, **settings}})}
+        return replace(
+            self,
+            controller=self.controller.model_copy(update=update),
+            units=tuple(unit.model_copy(update=update) for unit in self.units),
+        )
 
     def unit_configs(self, controller: str) -> list[StorageUnitConfig]:
         """The storage units of a controller that serves at ``controller`` (host:port)."""
@@ -114,14 +124,8 @@ def _backend_settings(backend: Backend) -> dict[str, Any]:
         raise ConfigError(
             f'spec.backend: "{backend.kind}" has no processes that run on one machine; supported values: simple, mooncake'
         )
-    mooncake = backend.mooncake
-    return {
-        "masterServerAddress": f"{HOST}:{mooncake.master.rpc_port}",
-        "metadataServer": f"http://{HOST}:{mooncake.master.http_metadata_port}/metadata",
-        "adminAddress": f"{HOST}:{mooncake.master.metrics_port}",
-        **mooncake.model_dump(
-            mode="json",
-            by_alias=True,
-            include={"protocol", "device_name", "global_segment_size", "local_buffer_size", "zero_copy"},
-        ),
-    }
+    return backend.mooncake.model_dump(
+        mode="json",
+        by_alias=True,
+        include={"protocol", "device_name", "global_segment_size", "local_buffer_size", "zero_copy"},
+    )

@@ -63,7 +63,6 @@ class ServerProcess:
         path = directory / f"{name}.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(config.dump())))
         with self.log.open("wb") as log:
-            self._log_device = os.fstat(log.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(path), "--die-with-parent"],
                 stdin=subprocess.PIPE,
@@ -101,7 +100,7 @@ class ServerProcess:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         if code < 0:
             return f"killed by {signal.Signals(-code).name}; its log is {self.log}"
-        return lines[-1] if lines else f"exit code {code} and no message"
+        return lines[-1].removeprefix("error: ") if lines else f"exit code {code} and no message"
 
     def terminate(self) -> None:
         if self._process.poll() is None:
