@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-import msgspec
+from transfer_queue.wire.messages import UnitInfo, UnitStats
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
     from transfer_queue.columns.block import BlockView, EncodedBlock
 
     Rows = tuple[int, int] | NDArray[np.int32]
@@ -45,30 +44,6 @@ __all__ = [
 
 Buffer = memoryview | bytes | bytearray
 T = TypeVar("T")
-
-
-class UnitInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A storage unit as clients see it. ``attributes`` is what its store reported with ``UnitStore.attributes()``."""
-
-    unit: int
-    name: str
-    address: str
-    """host:port of the unit's own server; empty if clients never talk to it."""
-    capacity: int
-    """Bytes."""
-    used: int = 0
-    """Bytes held by blocks when the unit last reported."""
-    draining: bool = False
-    """Readable, but takes no new blocks."""
-    attributes: dict[str, Any] = {}
-
-
-class UnitStats(msgspec.Struct, frozen=True):
-    """What a unit holds, in bytes and blocks."""
-
-    capacity: int
-    used: int
-    blocks: int
 
 
 @dataclass(frozen=True)
