@@ -11,7 +11,7 @@ The two sides live in different processes:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ __all__ = [
     "Fetched",
     "FetchedBlock",
     "Peer",
+    "Served",
     "StoreContext",
     "UnitInfo",
     "UnitStats",
@@ -66,7 +67,7 @@ class BlockRead:
     unit: UnitInfo
     block: int
     fields: list[str] | None = None
-    rows: Rows | None = None
+    rows: Rows = None
     nbytes: int | None = None
 
 
@@ -78,7 +79,7 @@ class FetchedBlock(NamedTuple):
     """
 
     view: BlockView
-    rows: Rows | None
+    rows: Rows
 
 
 class Fetched(Protocol):
@@ -201,7 +202,7 @@ class UnitStore(Protocol):
 
 
 class Peer(Protocol):
-    """A client's connection as its server sees it."""
+    """A client's connection as a unit's server sees it; hashable, one per connection."""
 
     @property
     def client_id(self) -> str: ...
@@ -211,16 +212,27 @@ class Peer(Protocol):
         """The client's writer number; 0 for one that never writes."""
 
 
+class Served(NamedTuple):
+    """The answer to a client's request. ``sent`` runs once ``payload`` is no longer needed."""
+
+    reply: Any
+    payload: Sequence[Buffer] = ()
+    sent: Callable[[], None] | None = None
+
+
 class ClientServing(Protocol):
     """What a UnitStore additionally has if clients send requests to the unit's own server."""
 
-    def attach_loss(self, report: Callable[[Sequence[int]], None]) -> None:
-        """``report(blocks)`` is to be called with blocks whose writer is gone; what was never committed comes back in free()."""
+    def connected(self, peer: Peer) -> dict[str, Any]:
+        """A client shook hands; the result is added to the attributes in its Welcome."""
 
-    async def handle(self, peer: Peer, message: Any, payload: memoryview | None) -> tuple[Any, Sequence[Buffer]]:
-        """Answer one request with (reply, payload buffers)."""
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        """Answer one request, at once or by a coroutine. Raises TransferQueueErrors."""
+
+    def notice(self, peer: Peer, message: Any) -> None: ...
 
     def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
-        """Where a request's payload shall be received; None: a fresh buffer."""
+        """Where a request's payload shall be received; None: a fresh buffer. Raises to refuse it."""
 
-    def disconnected(self, peer: Peer) -> None: ...
+    def disconnected(self, peer: Peer) -> list[int]:
+        """A client is gone. Returns blocks that may lack a commit; the unknown ones come back in ``free``."""
