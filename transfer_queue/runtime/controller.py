@@ -28,6 +28,7 @@ from transfer_queue.runtime.sessions import ClientSession, ClientSessions, UnitS
 from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
 from transfer_queue.wire.messages import (
     Announce,
+    Cancel,
     ControllerRequest,
     Envelope,
     Failure,
@@ -139,6 +140,10 @@ class Controller(Server):
         session = connection.context
         if isinstance(session, ClientSession) and isinstance(body, Announce):
             session.announced[body.block] = body.unit
+        elif isinstance(session, ClientSession) and isinstance(body, Cancel):
+            if session.parked.pop(body.request, None) is not None:
+                self.core.cancel(session.writer, body.request)
+                self._flush()
         elif isinstance(session, UnitSession) and isinstance(body, UnitReport):
             self.units.report(session, body)
         elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):

@@ -19,6 +19,7 @@ __all__ = [
     "Abort",
     "Alloc",
     "Announce",
+    "Cancel",
     "ControllerReply",
     "ControllerRequest",
     "Envelope",
@@ -164,6 +165,12 @@ class Announce(Message, frozen=True, tag=True, omit_defaults=True):
 
     unit: int
     block: int
+
+
+class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice of a client: it no longer waits for this request of its own."""
+
+    request: int
 
 
 class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
@@ -317,7 +324,7 @@ _Command = (
 )
 _Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
-ControllerRequest = Hello | Announce | Join | UnitReport | ReportOrphans | _Command
+ControllerRequest = Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
 ControllerReply = Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
 UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
 UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done
