@@ -113,11 +113,14 @@ def group_advantages(returns: Tensor) -> Tensor:
 class Learner:
     """GRPO with a clipped probability ratio: Shao et al. 2024, "DeepSeekMath", section 4.1, without the KL term."""
 
-    def __init__(self, policy: Policy, learning_rate: float = 1e-2, epochs: int = 4, clip: float = 0.2) -> None:
+    def __init__(
+        self, policy: Policy, *, learning_rate: float = 7e-3, decay: float = 0.98, epochs: int = 6, clip: float = 0.2
+    ) -> None:
         self.policy = policy
         self.epochs = epochs
         self.clip = clip
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, decay)
 
     def update(self, observations: Tensor, actions: Tensor, logprobs: Tensor, advantages: Tensor) -> float:
         """One update on all steps of a batch. observations (S, 4), the others (S,); returns the last loss."""
@@ -131,4 +134,5 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
             self.optimizer.step()
+        self.schedule.step()
         return float(loss.detach())
