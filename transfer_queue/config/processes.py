@@ -15,14 +15,14 @@ class SamplerChoice(Document):
     """``name``: a built-in sampler's class name, or ``package.module:Class`` importable by the controller."""
 
     name: str = "SequentialSampler"
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
 
 
 class BackendChoice(Document):
     """``kind``: a name of storage/registry.py. ``settings`` reach the backend's client and unit side as they are."""
 
     kind: str = "simple"
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Timing(Document):
@@ -30,6 +30,8 @@ class Timing(Document):
 
     heartbeat: float = Field(default=2.0, gt=0)
     peer_timeout: float = Field(default=10.0, gt=0)
+    reconnect_grace: float = Field(default=5.0, ge=0)
+    """How long a client or storage unit that lost its connection may take to come back before it is given up."""
 
 
 class ControllerConfig(Document):

@@ -221,3 +221,6 @@ class StatusArrays(Reply, frozen=True, tag=True, omit_defaults=True):
     indexes: bytes | None = None
     status: bytes = b""
     columns: list[str] = []
+
+
+

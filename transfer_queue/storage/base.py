@@ -11,16 +11,15 @@ The two sides live in different processes:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-import msgspec
+from transfer_queue.wire.messages import UnitInfo, UnitStats
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
     from transfer_queue.columns.block import BlockView, EncodedBlock
 
     Rows = tuple[int, int] | NDArray[np.int32]
@@ -37,6 +36,7 @@ __all__ = [
     "Fetched",
     "FetchedBlock",
     "Peer",
+    "Served",
     "StoreContext",
     "UnitInfo",
     "UnitStats",
@@ -45,30 +45,6 @@ __all__ = [
 
 Buffer = memoryview | bytes | bytearray
 T = TypeVar("T")
-
-
-class UnitInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A storage unit as clients see it. ``attributes`` is what its store reported with ``UnitStore.attributes()``."""
-
-    unit: int
-    name: str
-    address: str
-    """host:port of the unit's own server; empty if clients never talk to it."""
-    capacity: int
-    """Bytes."""
-    used: int = 0
-    """Bytes held by blocks when the unit last reported."""
-    draining: bool = False
-    """Readable, but takes no new blocks."""
-    attributes: dict[str, Any] = {}
-
-
-class UnitStats(msgspec.Struct, frozen=True):
-    """What a unit holds, in bytes and blocks."""
-
-    capacity: int
-    used: int
-    blocks: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +67,7 @@ class BlockRead:
     unit: UnitInfo
     block: int
     fields: list[str] | None = None
-    rows: Rows | None = None
+    rows: Rows = None
     nbytes: int | None = None
 
 
@@ -103,7 +79,7 @@ class FetchedBlock(NamedTuple):
     """
 
     view: BlockView
-    rows: Rows | None
+    rows: Rows
 
 
 class Fetched(Protocol):
@@ -226,7 +202,7 @@ class UnitStore(Protocol):
 
 
 class Peer(Protocol):
-    """A client's connection as its server sees it."""
+    """A client's connection as a unit's server sees it; hashable, one per connection."""
 
     @property
     def client_id(self) -> str: ...
@@ -236,16 +212,27 @@ class Peer(Protocol):
         """The client's writer number; 0 for one that never writes."""
 
 
+class Served(NamedTuple):
+    """The answer to a client's request. ``sent`` runs once ``payload`` is no longer needed."""
+
+    reply: Any
+    payload: Sequence[Buffer] = ()
+    sent: Callable[[], None] | None = None
+
+
 class ClientServing(Protocol):
     """What a UnitStore additionally has if clients send requests to the unit's own server."""
 
-    def attach_loss(self, report: Callable[[Sequence[int]], None]) -> None:
-        """``report(blocks)`` is to be called with blocks whose writer is gone; what was never committed comes back in free()."""
+    def connected(self, peer: Peer) -> dict[str, Any]:
+        """A client shook hands; the result is added to the attributes in its Welcome."""
 
-    async def handle(self, peer: Peer, message: Any, payload: memoryview | None) -> tuple[Any, Sequence[Buffer]]:
-        """Answer one request with (reply, payload buffers)."""
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        """Answer one request, at once or by a coroutine. Raises TransferQueueErrors."""
+
+    def notice(self, peer: Peer, message: Any) -> None: ...
 
     def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
-        """Where a request's payload shall be received; None: a fresh buffer."""
+        """Where a request's payload shall be received; None: a fresh buffer. Raises to refuse it."""
 
-    def disconnected(self, peer: Peer) -> None: ...
+    def disconnected(self, peer: Peer) -> list[int]:
+        """A client is gone. Returns blocks that may lack a commit; the unknown ones come back in ``free``."""
