@@ -1,0 +1,1 @@
+"""Backends that keep blocks of bytes, and the processes that hold them."""

@@ -1,0 +1,1 @@
+"""The memory backend: blocks in shared memory of storage units."""
