@@ -114,8 +114,8 @@ def _steps(column: Tensor) -> Tensor:
 
 
 def _nbytes(batch: TensorDict) -> int:
-    columns = [batch.get(name) for name in batch.keys()]
-    return sum(_steps(column).nbytes if column.is_nested else column.nbytes for column in columns if isinstance(column, Tensor))
+    tensors = [column for column in batch.values() if isinstance(column, Tensor)]
+    return sum(_steps(column).nbytes if column.is_nested else column.nbytes for column in tensors)
 
 
 if __name__ == "__main__":
