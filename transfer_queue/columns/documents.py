@@ -186,13 +186,13 @@ class _Reader:
     def array(self, payload: list[Any]) -> npt.NDArray[Any]:
         dtype, shape, data = payload
         raw = self.buffer(data)
-        array: npt.NDArray[Any] = np.ndarray(_shape(shape), _array_dtype(dtype), raw.tobytes())
-        return array.copy()
+        return np.array(np.ndarray(_shape(shape), _array_dtype(dtype), raw.tobytes()))
 
     def object_array(self, payload: list[Any]) -> npt.NDArray[Any]:
         shape, items = payload
         array = np.empty(len(items), object)
-        array[:] = items
+        for position, item in enumerate(items):
+            array[position] = item
         return array.reshape(_shape(shape))
 
     def scalar(self, payload: list[Any]) -> Any:
