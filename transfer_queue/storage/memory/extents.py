@@ -177,6 +177,10 @@ class Extents:
 
     def _find(self, size: int) -> int | None:
         own = self._class_of(size)
+        # Recycled extents are mostly of the sizes asked for, so a hole of the same class often fits exactly.
+        first = next(iter(self._bins.get(own, ())), None)
+        if first is not None and self._free_by_start[first] >= size:
+            return first
         larger = self._bin_bits >> (own + 1)
         if larger:
             number = own + 1 + (larger & -larger).bit_length() - 1

@@ -1,0 +1,158 @@
+"""Fetches: answered at once, or parked and answered by the event that makes them satisfiable."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from transfer_queue.control.batches import EMPTY_BATCH
+from transfer_queue.control.commands import Batch, Fetch
+from transfer_queue.control.draws import Drawer, Outcome
+from transfer_queue.control.effects import PARKED, EffectLog, Parked
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.subscription import Subscription
+from transfer_queue.control.waiters import Waiter, WaitRoom
+from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError, WaitTimeoutError
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """Waiters of one subscription are served in the order they came: with a built-in sampler the first one that lacks
+    rows holds up those behind it, unless their batch is dealt already. What a user's sampler will do is not known
+    beforehand, so with one each waiter is tried on its own. Other subscriptions never notice."""
+
+    def __init__(self, room: WaitRoom, log: EffectLog, drawer: Drawer, polling: bool) -> None:
+        self.drawer = drawer
+        self.polling = polling
+        self._room = room
+        self._log = log
+
+    def fetch(
+        self, command: Fetch, partition: Partition | None, now: float, client: int, request: int
+    ) -> Batch | Parked:
+        if not command.task:
+            raise RequestError("a fetch needs a task_name: rows are consumed once by each task")
+        if command.batch_size < 1:
+            raise InvalidInputError(f"batch_size must be positive; got {command.batch_size}")
+        if not command.fields:
+            raise InvalidInputError("a fetch must name at least one field")
+        draw = self.drawer.plan(command)
+        subscription = None
+        lacks_fields = False
+        if partition is not None:
+            subscription = partition.subscribe(command.task, tuple(command.fields))
+            may_take = not subscription.waiting or self._nobody_needs_rows(subscription)
+            dealt = len(subscription.task.batches)
+            outcome = self.drawer.draw(partition, subscription, command, draw, may_take)
+            if not isinstance(outcome, Outcome):
+                if len(subscription.task.batches) != dealt:
+                    self.serve(partition, subscription.task.subscriptions)
+                return outcome
+            lacks_fields = outcome.waits_for_fields
+        if self.polling or not command.timeout_s > 0:
+            return EMPTY_BATCH
+        if self._room.find(client, request) is not None:
+            raise RequestError(f"request {request} of client {client} is waiting already")
+        key = (command.partition, command.task, tuple(sorted(set(command.fields))))
+        waiter = Waiter(command, client, request, now, now + command.timeout_s, draw, key)
+        line = self._room.add(waiter)
+        if subscription is not None:
+            subscription.waiting = line
+            waiter.waits_for_fields = lacks_fields
+        return PARKED
+
+    def adopt(self, partition: Partition) -> None:
+        """The partition came into being: connect those who wait for it."""
+        for (_, task, names), line in self._room.lines(partition.name).items():
+            partition.subscribe(task, names).waiting = line
+
+    def serve(self, partition: Partition, grown: Iterable[Subscription]) -> None:
+        """Answer the waiters that can be answered now that these subscriptions may have more rows."""
+        work = deque(subscription for subscription in grown if subscription.waiting)
+        while work:
+            subscription = work.popleft()
+            if self._serve_line(partition, subscription):
+                work.extend(other for other in subscription.task.subscriptions if other.waiting)
+
+    def _serve_line(self, partition: Partition, subscription: Subscription) -> bool:
+        """Returns whether batches were dealt, which may be what other waiters of the task wait for."""
+        line = subscription.waiting
+        batches = subscription.task.batches
+        dealt = len(batches)
+        if line and self.drawer.planned is not None and not _has_batch(next(iter(line.values()))):
+            while line and self._try(partition, subscription, next(iter(line.values())), True):
+                pass
+            return False
+        may_take = True
+        for waiter in list(line.values()) if line else ():
+            if not self._try(partition, subscription, waiter, may_take) and not waiter.waits_for_fields:
+                may_take = self.drawer.planned is None
+        return len(batches) != dealt
+
+    def _try(self, partition: Partition, subscription: Subscription, waiter: Waiter, may_take: bool) -> bool:
+        """Returns whether the waiter got its answer."""
+        command = waiter.command
+        assert isinstance(command, Fetch)
+        self._log.origin = (waiter.client, waiter.request)
+        try:
+            outcome = self.drawer.draw(partition, subscription, command, waiter.draw, may_take)
+        except TransferQueueError as error:
+            self._room.remove(waiter)
+            self._log.answer(waiter.client, waiter.request, error)
+            return True
+        if isinstance(outcome, Outcome):
+            waiter.waits_for_fields = outcome.waits_for_fields
+            return False
+        self._room.remove(waiter)
+        self._log.answer(waiter.client, waiter.request, outcome)
+        return True
+
+    def _nobody_needs_rows(self, subscription: Subscription) -> bool:
+        if self.drawer.planned is None:
+            return True
+        line = subscription.waiting
+        return not line or all(waiter.waits_for_fields for waiter in line.values())
+
+    # --------------------------------------------------------------------------------------------------- timeouts
+
+    def timeout_error(self, waiter: Waiter, partition: Partition | None) -> WaitTimeoutError:
+        command = waiter.command
+        assert isinstance(command, Fetch)
+        waited = f"{waiter.deadline - waiter.since:g} s" if waiter.deadline < math.inf else "a while"
+        return WaitTimeoutError(
+            f"Timeout: task {command.task!r} waited {waited} for {command.batch_size} rows of partition "
+            f"{command.partition!r} with fields {list(command.fields)}; {self._shortfall(command, waiter, partition)}"
+        )
+
+    def _shortfall(self, command: Fetch, waiter: Waiter, partition: Partition | None) -> str:
+        if partition is None:
+            return "0 are ready: the partition does not exist"
+        subscription = partition.subscribe(command.task, tuple(command.fields))
+        rows = partition.all_rows()
+        causes = [f"{subscription.ready.available} are ready"]
+        if self.drawer.group > 1:
+            causes[0] += f" in complete groups of {self.drawer.group}"
+        taken = int((subscription.task.taken.array[rows] != 0).sum())
+        if taken:
+            causes.append(f"{taken} of {partition.rows} were consumed before")
+        for name in dict.fromkeys(command.fields):
+            family = partition.fields.family_of.get(name)
+            missing = partition.rows if family is None else int((family.slot.array[rows] <= 0).sum())
+            if missing:
+                causes.append(f"{name!r} is missing on {missing} of {partition.rows}")
+            elif not partition.rows:
+                causes.append(f"{name!r} is missing: there are no rows")
+        lost = len(partition.lost_rows(rows, subscription.selection.families))
+        if lost:
+            causes.append(f"{lost} are lost with their storage unit")
+        ahead = next(iter(subscription.waiting.values())) if subscription.waiting else waiter
+        if ahead is not waiter and self.drawer.planned is not None:
+            assert isinstance(ahead.command, Fetch)
+            causes.append(f"an earlier request for {ahead.command.batch_size} rows waits in front")
+        return ", ".join(causes)
+
+
+def _has_batch(waiter: Waiter) -> bool:
+    return waiter.draw is not None and waiter.draw.batch is not None
