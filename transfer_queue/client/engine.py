@@ -117,7 +117,7 @@ class Engine:
                 return await self._commit(filled, refs, timeout_s)
             except (StorageKeyNotFoundError, DataLostError):
                 # The unit went away between store and commit, or came back and freed what it did not know.
-                if attempt == 3 or not await self._blocks_are_gone(refs):
+                if attempt == 3:
                     raise
         raise AssertionError("unreachable")
 
@@ -133,12 +133,6 @@ class Engine:
             raise
         assert isinstance(reply, Committed)
         return reply
-
-    async def _blocks_are_gone(self, refs: Sequence[tuple[BlockRef, UnitInfo]]) -> bool:
-        """Was a commit refused for its blocks, rather than for its rows?"""
-        await self._discard(refs)
-        known = [self._placement.get(ref.unit) for ref, _ in refs]
-        return any(info is None or info.draining for info in known) or bool(refs)
 
     async def _store(
         self, block: EncodedBlock, wait_s: float, timeout_s: float
