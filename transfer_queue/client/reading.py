@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from transfer_queue.columns.column import Rows
-    from transfer_queue.columns.decoding import Layout
+    from transfer_queue.columns.decoding import Layout, Piece
 
 __all__ = ["LoadedBatch", "ReadPlan", "plan_reads"]
 
@@ -89,19 +89,38 @@ class LoadedBatch:
 
     def decode(self, layout: Layout, allow_pickle: bool) -> TensorDict:
         """The batch as an independent TensorDict; releases what was read."""
-        from transfer_queue.columns.tensors import Piece, decode
+        return self.decode_together([(np.arange(self.rows), self)], layout, allow_pickle)
 
+    @staticmethod
+    def decode_together(
+        parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], layout: Layout, allow_pickle: bool
+    ) -> TensorDict:
+        """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result."""
+        from transfer_queue.columns.tensors import decode
+
+        first = parts[0][1]
+        schemas = [schema for schema in first._batch.fields if schema.name in first._fields]
         try:
-            pieces: dict[str, list[Piece]] = {name: [] for name in self._fields}
-            blocks = self._fetched.blocks if self._fetched is not None else ()
-            for block, names, positions in zip(blocks, self._plan.fields, self._plan.positions, strict=True):
-                piece = Piece(block.view, block.rows, positions)
-                for name in names:
-                    pieces[name].append(piece)
-            schemas = [schema for schema in self._batch.fields if schema.name in self._fields]
-            return decode(pieces, self.rows, schemas, layout=layout, allow_pickle=allow_pickle)
+            pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
+            for positions, part in parts:
+                part._add_pieces(pieces, None if len(parts) == 1 else positions)
+            rows = sum(part.rows for _, part in parts)
+            return decode(pieces, rows, schemas, layout=layout, allow_pickle=allow_pickle)
         finally:
-            self.release()
+            for _, part in parts:
+                part.release()
+
+    def _add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:
+        from transfer_queue.columns.tensors import Piece
+
+        if self._fetched is None:
+            return
+        for block, names, positions in zip(self._fetched.blocks, self._plan.fields, self._plan.positions, strict=True):
+            if outer is not None and positions is not None:
+                positions = outer[slice(*positions)] if isinstance(positions, tuple) else outer[positions]
+            piece = Piece(block.view, block.rows, positions)
+            for name in names:
+                pieces[name].append(piece)
 
     def release(self) -> None:
         if self._fetched is not None:
