@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from transfer_queue.client.io import close_in_forked_children
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
 from transfer_queue.client.session import ControllerSession
@@ -57,6 +58,7 @@ class Engine:
         self._counter = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connections: set[Connection] = set()
+        close_in_forked_children(self)
 
     async def open(self, timeout_s: float) -> None:
         """Attach to the controller. Raises ConnectionLostError."""
