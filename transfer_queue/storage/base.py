@@ -20,6 +20,7 @@ from transfer_queue.wire.messages import UnitInfo, UnitStats
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
     from transfer_queue.columns.block import BlockView, EncodedBlock
 
     Rows = tuple[int, int] | NDArray[np.int32]

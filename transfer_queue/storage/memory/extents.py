@@ -75,6 +75,11 @@ class Extents:
         return self._end - self._start
 
     @property
+    def used(self) -> int:
+        """Bytes in use, extents that were freed under lease included."""
+        return self._used_bytes
+
+    @property
     def largest_free(self) -> int:
         """Bytes of the largest extent that can be allocated now."""
         if not self._bin_bits:
