@@ -193,10 +193,7 @@ class MooncakeBackend:
             )
             absent = [block for block in unknown if block not in sizes]
             if absent:
-                # Absent, or the master is away?
-                keys = [block_key(self._context.run, block) for block in absent]
-                states = await self._call(lambda: self._store.verify(keys), deadline=deadline)
-                raise _lost(min(states), keys)
+                raise _lost(codes.GONE, [block_key(self._context.run, block) for block in absent])
         return sizes
 
     async def _read_all(
