@@ -120,6 +120,8 @@ class RegisteredPool:
 
         Needs ``nbytes <= limit``.
         """
+        if not self._turn.locked() and (lease := self._fit(nbytes)) is not None:
+            return lease
         # One taker at a time: growth is not repeated and nobody is overtaken.
         await asyncio.wait_for(self._turn.acquire(), self._left(deadline))
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,6 +52,40 @@ class _Fetched:
             lease.release()
 
 
+@dataclass(eq=False)
+class _Write:
+    """Values to be stored on a unit, in memory of ``lease``; ``fill`` writes them there."""
+
+    unit: UnitInfo
+    values: dict[str, Bytes]
+    lease: Lease
+    outcome: asyncio.Future[dict[str, int]]
+    fill: Callable[[Bytes], None] | None = None
+    failed: dict[str, int] | Exception = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.values.values())
+
+    def filled(self) -> bool:
+        """Fill the memory; an error is kept for the put, it does not concern the others."""
+        try:
+            if self.fill is not None:
+                self.fill(self.lease.array)
+        except Exception as error:  # noqa: BLE001 (boundary: the buffers are the caller's)
+            self.failed = error
+            return False
+        return True
+
+    def settle(self, result: dict[str, int] | Exception) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(result, Exception):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
+
+
 class MooncakeBackend:
     """See ``storage.base.Backend``.
 
@@ -67,6 +102,8 @@ class MooncakeBackend:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Future[Any]] = set()
+        self._writes: list[_Write] = []
+        self._writing = False
         self._closed = False
         self.pool = RegisteredPool(settings.buffer_bytes, store.register, store.unregister, context.run_copy)
 
@@ -89,7 +126,7 @@ class MooncakeBackend:
                     await self._put_group(group, lambda target: copy_into(target, rest), unit, deadline, wait_s)
         except BaseException:
             # After whatever the worker still does for this put, also if the caller has given up.
-            self._in_background(lambda: self._store.remove([part.key for part in parts]))
+            self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
             raise
         return nbytes
 
@@ -104,12 +141,7 @@ class MooncakeBackend:
             raise CapacityError(f"no buffer for {total} bytes: {self._exhausted()}") from None
         try:
             values = {part.key: lease.array[part.start - base : part.stop - base] for part in parts}
-
-            def first() -> dict[str, int]:
-                fill(lease.array)
-                return self._write(values, unit)
-
-            failed = await self._call(first, lease)
+            failed = await self._write(_Write(unit, values, lease, self._loop.create_future(), fill))
             delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
             while failed:
                 code, keys = min(failed.values()), list(failed)
@@ -133,28 +165,68 @@ class MooncakeBackend:
                     raise _lost(code, keys)
                 await asyncio.sleep(pause)
                 again = {key: values[key] for key in keys}
-                failed = await self._call(partial(self._write, again, unit), lease)
+                failed = await self._write(_Write(unit, again, lease, self._loop.create_future()))
         finally:
             lease.release()
 
-    def _write(self, values: dict[str, Bytes], unit: UnitInfo) -> dict[str, int]:
-        """Worker thread: store values on ``unit`` and nowhere else; returns the codes that are not 0.
+    async def _write(self, write: _Write) -> dict[str, int]:
+        """Store values with whatever else waits for the same unit; returns the codes that are not 0.
+
+        A call of the engine for many keys is twice as fast as a call for each (measured with values of 1 MB).
+        """
+        self._writes.append(write)
+        if not self._writing:
+            self._writing = True
+            self._in_background(self._write_queued())
+        try:
+            return await write.outcome
+        finally:
+            with suppress(ValueError):  # given up before its turn came
+                self._writes.remove(write)
+
+    async def _write_queued(self) -> None:
+        try:
+            while self._writes:
+                unit, total = self._writes[0].unit, 0
+                batch: list[_Write] = []
+                for write in self._writes:
+                    if write.unit.unit == unit.unit and (not batch or total + write.nbytes <= _CALL_BYTES):
+                        batch.append(write)
+                        total += write.nbytes
+                self._writes = [write for write in self._writes if write not in batch]
+                try:
+                    await self._call(partial(self._write_batch, batch, unit), *(write.lease for write in batch))
+                except Exception as error:  # noqa: BLE001 (boundary: every waiting put gets it)
+                    for write in batch:
+                        write.settle(error)
+                for write in batch:
+                    write.settle(write.failed)
+        finally:
+            self._writing = False
+
+    def _write_batch(self, batch: list[_Write], unit: UnitInfo) -> None:
+        """Worker thread: store values on ``unit`` and nowhere else.
 
         The engine takes another segment when the wanted one is full. Blocks that lie elsewhere than the controller
         believes would be lost unnoticed with that other unit.
         """
+        values: dict[str, Bytes] = {}
+        for write in batch:
+            if write.filled():
+                values.update(write.values)
         keys = list(values)
-        results = dict(
-            zip(keys, self._store.write(keys, list(values.values()), unit.attributes["segment"]), strict=True)
-        )
+        segment, endpoint = unit.attributes["segment"], unit.attributes["endpoint"]
+        results = dict(zip(keys, self._store.write(keys, list(values.values()), segment), strict=True))
         stored = [key for key, code in results.items() if code == 0]
         places = self._store.places(stored) if stored else {}
-        strayed = [key for key in stored if key in places and places[key][1] != unit.attributes["endpoint"]]
+        strayed = [key for key in stored if key in places and places[key][1] != endpoint]
         if strayed:
             self._store.remove(strayed)
             results.update(dict.fromkeys(strayed, codes.NO_SPACE))
         results.update({key: codes.NOT_REACHED for key in stored if key not in places})
-        return {key: code for key, code in results.items() if code}
+        for write in batch:
+            if not isinstance(write.failed, Exception):
+                write.failed = {key: results[key] for key in write.values if results[key]}
 
     # ---------------------------------------------------------------------------------------------------------- get
 
@@ -193,10 +265,7 @@ class MooncakeBackend:
             )
             absent = [block for block in unknown if block not in sizes]
             if absent:
-                # Absent, or the master is away?
-                keys = [block_key(self._context.run, block) for block in absent]
-                states = await self._call(lambda: self._store.verify(keys), deadline=deadline)
-                raise _lost(min(states), keys)
+                raise _lost(codes.GONE, [block_key(self._context.run, block) for block in absent])
         return sizes
 
     async def _read_all(
@@ -248,7 +317,7 @@ class MooncakeBackend:
     # -------------------------------------------------------------------------------------------------------- other
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
-        self._in_background(lambda: self._store.remove_blocks(self._context.run, [block_id]))
+        self._in_background(self._call(lambda: self._store.remove_blocks(self._context.run, [block_id])))
 
     async def close(self) -> None:
         if self._closed:
@@ -276,19 +345,19 @@ class MooncakeBackend:
             "raise zeroCopy.tensorBufferSize"
         )
 
-    async def _call(self, job: Callable[[], T], lease: Lease | None = None, *, deadline: float | None = None) -> T:
-        """Run a blocking job on the worker thread. ``lease`` stays taken until the job has really ended.
+    async def _call(self, job: Callable[[], T], *leases: Lease, deadline: float | None = None) -> T:
+        """Run a blocking job on the worker thread. ``leases`` stay taken until the job has really ended.
 
         Raises WaitTimeoutError at ``deadline``, ConnectionLostError after ``call_timeout``.
         """
-        if lease is not None:
+        for lease in leases:
             lease.hold()
         task = asyncio.ensure_future(self._context.run_copy(job))
         self._background.add(task)
 
         def ended(done: asyncio.Future[T]) -> None:
             self._background.discard(done)
-            if lease is not None:
+            for lease in leases:
                 lease.release()
             if not done.cancelled():
                 done.exception()  # seen, also if nobody waits any more
@@ -309,11 +378,10 @@ class MooncakeBackend:
         except asyncio.TimeoutError:
             raise ConnectionLostError("Mooncake did not answer in time") from None
 
-    def _in_background(self, job: Callable[[], Any]) -> None:
-        if not self._closed:
-            task = asyncio.ensure_future(self._call(job))
-            self._background.add(task)
-            task.add_done_callback(self._forget)
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._forget)
 
     def _forget(self, done: asyncio.Future[Any]) -> None:
         self._background.discard(done)

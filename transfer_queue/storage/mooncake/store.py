@@ -10,10 +10,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transfer_queue.errors import StartError
+from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of
 from transfer_queue.storage.mooncake.devices import choose_devices
@@ -122,12 +122,15 @@ class Store:
     # ------------------------------------------------------------------------------------------------------ blocks
 
     def block_sizes(self, run: str, blocks: Sequence[int]) -> dict[int, int]:
-        """block -> bytes, for those of ``blocks`` that exist."""
+        """block -> bytes, for those of ``blocks`` that exist. Raises ConnectionLostError."""
         keys = {block_key(run, block): block for block in blocks}
         sizes = {keys[key]: nbytes for key, (nbytes, _) in self.places(list(keys)).items()}
-        for key, block in keys.items():
+        absent = {key: block for key, block in keys.items() if block not in sizes}
+        if absent and (code := min(self.verify(list(absent)))) not in (0, codes.GONE):
+            raise ConnectionLostError(codes.explain(code, list(absent)))  # places() does not tell
+        for key, block in absent.items():
             total = 0
-            for names in _part_names(key) if block not in sizes else ():
+            for names in _part_names(key):
                 found = self.places(names)
                 total += sum(nbytes for nbytes, _ in found.values())
                 if len(found) < len(names):
@@ -168,7 +171,7 @@ class Store:
             self._raw = None
 
 
-def _part_names(key: str) -> Any:
+def _part_names(key: str) -> Iterator[list[str]]:
     start = 0
     while True:
         yield [f"{key}/{k}" for k in range(start, start + _PARTS_AT_ONCE)]
