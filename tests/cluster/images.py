@@ -73,10 +73,10 @@ def build_image(name: str) -> Path:
     if archive.exists():
         os.utime(archive)
         return archive
-    base = _base_image()
+    base = base_image()
     locks = [Path(source).stem for source in sources if source.startswith("requirements/")]
     wheels = fetch_wheels(locks)
-    with cache_lock(), tempfile.TemporaryDirectory(prefix="transferqueue-image-") as folder:
+    with cache_lock("images"), tempfile.TemporaryDirectory(prefix="transferqueue-image-") as folder:
         context = Path(folder)
         for source in sources:
             _copy(REPOSITORY / source, context / source)
@@ -105,12 +105,12 @@ def load_image(archive: Path, nodes: Sequence[Node]) -> list[str]:
     return list(digests)
 
 
-def _base_image() -> str:
+def base_image() -> str:
     """Name of the base image in buildah's storage, made by debootstrap once."""
     key = hashlib.sha256(repr((SUITE, BASE_PACKAGES)).encode()).hexdigest()[:12]
     name = f"localhost/transferqueue-base:{key}"
     folder = cache_folder() / "base" / key
-    with cache_lock():
+    with cache_lock("images"):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "rootfs.tar").exists():
             with step(f"making the base image (Debian {SUITE})"):
@@ -176,11 +176,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _push(name: str, reference: str, archive: Path) -> None:
-    """Write an image of buildah's storage as an archive; uncompressed, since it goes no further than this machine."""
+    """Write an image of buildah's storage as an archive, under the name `reference`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{partial}:{reference}")
+    _buildah("push", "--quiet", name, f"oci-archive:{partial}:{reference}")
     partial.rename(archive)
 
 
