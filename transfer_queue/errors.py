@@ -6,6 +6,8 @@
     ├── ConfigError (ValueError)              a setting is wrong; the message names the field and the allowed values
     ├── InvalidInputError (ValueError)        an argument is wrong: names, shapes, dtypes, lengths
     ├── InvalidTypeError (TypeError)          an argument has the wrong type
+    │   └── UnsupportedFieldError (RuntimeError)  a field has a form that is not stored, such as a nested TensorDict
+    ├── CorruptBlockError (ValueError)        stored or received bytes are not what their header says
     ├── NotInitializedError (RuntimeError)    a call that needs ``init()`` came before it
     ├── StartError (RuntimeError)             a server process could not be started
     ├── ConnectionLostError (ConnectionError, RuntimeError)   a server cannot be reached or went away
@@ -28,6 +30,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "ConnectionLostError",
+    "CorruptBlockError",
     "DataLostError",
     "InvalidInputError",
     "InvalidTypeError",
@@ -40,6 +43,7 @@ __all__ = [
     "StorageKeyNotFoundError",
     "TransferQueueError",
     "UnknownPartitionError",
+    "UnsupportedFieldError",
     "WaitTimeoutError",
     "error_class",
 ]
@@ -59,6 +63,14 @@ class InvalidInputError(TransferQueueError, ValueError):
 
 class InvalidTypeError(TransferQueueError, TypeError):
     """An argument has the wrong type."""
+
+
+class UnsupportedFieldError(InvalidTypeError, RuntimeError):
+    """A field has a form that is not stored, such as a nested TensorDict."""
+
+
+class CorruptBlockError(TransferQueueError, ValueError):
+    """Stored or received bytes are not what their header says: truncated, damaged, or not a block at all."""
 
 
 class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):

@@ -1,0 +1,123 @@
+"""The library's own threads: one that runs the I/O loop, one for long copies. Callers' loops and threads only wait.
+
+So put and get proceed while the caller computes, and one client serves any number of loops and threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.runtime.process import new_event_loop
+
+__all__ = ["IoThread"]
+
+T = TypeVar("T")
+
+
+class IoThread:
+    """An event loop in a daemon thread, started at construction."""
+
+    def __init__(self) -> None:
+        self.loop = new_event_loop()
+        self._worker: concurrent.futures.ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="tq-io", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run ``work`` on the loop and block the calling thread for its result.
+
+        The work bounds itself; ``timeout_s`` is a second bound in case the loop itself hangs. An interrupt (Ctrl-C)
+        cancels the work. Raises what the work raised, WaitTimeoutError.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking call inside the I/O thread would wait for itself")
+        outcome = _Outcome()
+        self.loop.call_soon_threadsafe(self._start, work, outcome)
+        try:
+            if not outcome.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise WaitTimeoutError(f"no result within {timeout_s:g} s; the I/O thread does not get to run")
+        except BaseException:
+            outcome.cancel(self.loop)
+            raise
+        return outcome.result()  # type: ignore[no-any-return]
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work`` from any event loop; it runs on this one. Cancelling cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    async def run_copy(self, function: Callable[[], T]) -> T:
+        """Run a long copy on the worker thread. The copy itself cannot be cancelled: cancellation waits for its end,
+        since its memory must stay valid until then."""
+        if self._worker is None:
+            self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-copy")
+        future = asyncio.get_running_loop().run_in_executor(self._worker, function)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End the threads. Idempotent."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout_s)
+        if self._worker is not None:
+            self._worker.shutdown(wait=False)
+            self._worker = None
+
+    def _start(self, work: Coroutine[Any, Any, Any], outcome: _Outcome) -> None:
+        task = self.loop.create_task(work)
+        outcome.task = task
+        self._tasks.add(task)
+        task.add_done_callback(outcome.finished)
+        task.add_done_callback(self._tasks.discard)
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(started.set)
+        try:
+            self.loop.run_forever()
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.run_until_complete(asyncio.sleep(0))
+        finally:
+            self.loop.close()
+
+
+class _Outcome:
+    """Hands a task's result to a blocked thread; a bare lock is the cheapest way to wake one."""
+
+    __slots__ = ("done", "task")
+
+    def __init__(self) -> None:
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.task: asyncio.Task[Any] | None = None
+
+    def finished(self, task: asyncio.Task[Any]) -> None:
+        self.done.release()
+
+    def result(self) -> Any:
+        assert self.task is not None
+        return self.task.result()
+
+    def cancel(self, loop: asyncio.AbstractEventLoop) -> None:
+        def cancel() -> None:
+            if self.task is not None:
+                self.task.cancel()
+
+        loop.call_soon_threadsafe(cancel)

@@ -1,0 +1,51 @@
+"""Choosing the storage unit for a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transfer_queue.errors import CapacityError
+from transfer_queue.storage.base import UnitInfo
+
+__all__ = ["Placement"]
+
+
+class Placement:
+    """Round robin over the units that take new blocks, starting somewhere else in every client."""
+
+    def __init__(self, seed: int) -> None:
+        self._units: dict[int, UnitInfo] = {}
+        self._turn = seed
+
+    def update(self, units: Sequence[UnitInfo]) -> None:
+        self._units = {info.unit: info for info in units}
+
+    def get(self, unit: int) -> UnitInfo | None:
+        """A unit by number, also one that takes no new blocks."""
+        return self._units.get(unit)
+
+    def candidates(self, nbytes: int) -> list[UnitInfo]:
+        """Units that could ever hold a block of ``nbytes``, in the order to try them. Empty if there is none."""
+        fitting = [info for info in self._units.values() if not info.draining and info.capacity >= nbytes]
+        if not fitting:
+            return []
+        self._turn += 1
+        start = self._turn % len(fitting)
+        return fitting[start:] + fitting[:start]
+
+    def parts(self, nbytes: int, max_block_bytes: int | None) -> int:
+        """In how many blocks a put of ``nbytes`` is split: one unless it does not fit.
+
+        Raises CapacityError if all units together could not hold it.
+        """
+        takers = [info.capacity for info in self._units.values() if not info.draining]
+        if not takers:
+            raise CapacityError("there is no storage capacity: no storage unit is registered with the controller")
+        if nbytes > sum(takers):
+            raise CapacityError(
+                f"a put of {nbytes} bytes exceeds the capacity of all storage units together, {sum(takers)} bytes; "
+                "put smaller batches or add storage"
+            )
+        limit = min(max(takers), max_block_bytes or max(takers))
+        # Half: an arena that holds anything else has no single extent of its full size.
+        return 1 if nbytes <= limit // 2 else -(-nbytes // max(1, limit // 4))

@@ -1,0 +1,185 @@
+"""The client's session with the controller: reconnects, and repeats requests so that each takes effect once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from transfer_queue.control.commands import Command, Fetch, Reply
+from transfer_queue.errors import ConnectionLostError, NotInitializedError, TransferQueueError, WaitTimeoutError
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.sessions import ClientSession
+from transfer_queue.wire.messages import (
+    Announce,
+    Cancel,
+    ControllerReply,
+    Envelope,
+    Hello,
+    UnitInfo,
+    UnitsChanged,
+    Welcome,
+)
+
+__all__ = ["ControllerSession"]
+
+log = logging.getLogger(__name__)
+
+_DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+_RETRY_S = (0.05, 1.0)
+_FIRST_REQUEST = 1000
+"""Request ids of the session; connections use lower ones for the handshake."""
+_ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
+
+
+class ControllerSession:
+    """Runs on the I/O loop. ``changed`` is called with each new list of storage units."""
+
+    def __init__(
+        self, addresses: list[str], client_id: str, keepalive: Keepalive, changed: Callable[[list[UnitInfo]], None]
+    ) -> None:
+        self.welcome: Welcome = Welcome("controller")
+        self._addresses = addresses
+        self._client_id = client_id
+        self._keepalive = keepalive
+        self._changed = changed
+        self._connection: Connection | None = None
+        self._connected = asyncio.Event()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._failure: TransferQueueError | None = None
+        self._pending: dict[int, None] = {}
+        self._next_request = _FIRST_REQUEST
+        self._closed = False
+
+    @property
+    def writer(self) -> int:
+        return self.welcome.writer
+
+    @property
+    def address(self) -> str:
+        return ", ".join(self._addresses)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect for the first time. Raises ConnectionLostError."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+        try:
+            await self._connection_until(deadline)
+        except TransferQueueError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._closed = True
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    def announce(self, unit: int, block: int) -> None:
+        """Tell the controller of a block that is about to be stored."""
+        if self._connection is not None:
+            self._connection.send(Announce(unit, block))
+
+    async def request(self, command: Command, timeout_s: float) -> Reply:
+        """Carry out ``command``, across reconnects, at most once.
+
+        Raises what the controller raised; ConnectionLostError if it stays unreachable for ``timeout_s`` seconds, or
+        was restarted while a command that changes something was under way; WaitTimeoutError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        fetch_until = loop.time() + command.timeout_s if isinstance(command, Fetch) else 0.0
+        request, self._next_request = self._next_request, self._next_request + 1
+        self._pending[request] = None
+        first_writer = 0
+        try:
+            while True:
+                connection = await self._connection_until(deadline)
+                if first_writer and first_writer != self.writer and ClientSession.is_mutating(command):
+                    raise ConnectionLostError(
+                        f"the controller at {self.address} was restarted or gave this client up while "
+                        f"{type(command).__name__} was under way; it may not have taken effect"
+                    )
+                first_writer = self.writer
+                if isinstance(command, Fetch):
+                    command = msgspec.structs.replace(command, timeout_s=max(0.0, fetch_until - loop.time()))
+                try:
+                    reply, _ = await connection.request(
+                        command,
+                        timeout_s=max(0.001, deadline - loop.time()),
+                        request_id=request,
+                        floor=next(iter(self._pending)),
+                    )
+                    return reply  # type: ignore[no-any-return]
+                except ConnectionLostError:
+                    if not connection.closed:
+                        raise  # the controller's own answer
+                except (WaitTimeoutError, asyncio.CancelledError):
+                    connection.send(Cancel(request))
+                    raise
+        finally:
+            del self._pending[request]
+
+    # ------------------------------------------------------------------------------------------------------ connecting
+
+    async def _connection_until(self, deadline: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        while self._connection is None or self._connection.closed:
+            if self._closed:
+                raise NotInitializedError("this client is closed; call transfer_queue.init() to attach again")
+            try:
+                await asyncio.wait_for(self._connected.wait(), max(0.0, deadline - loop.time()))
+            except (TimeoutError, asyncio.TimeoutError):
+                reason = str(self._failure) if self._failure else f"cannot reach the controller at {self.address}"
+                raise ConnectionLostError(f"{reason}; {_ADVICE}") from None
+        return self._connection
+
+    async def _reconnect(self) -> None:
+        delay = _RETRY_S[0]
+        while not self._closed:
+            for address in self._addresses:
+                try:
+                    await self._connect(address)
+                    return
+                except TransferQueueError as error:
+                    self._failure = error
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # many clients lose a controller at the same moment
+            delay = min(delay * 2, _RETRY_S[1])
+
+    async def _connect(self, address: str) -> None:
+        hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
+        connection = await connect(
+            address, hello, self, _DECODER, self._keepalive, what="controller", timeout_s=10.0
+        )
+        before, self.welcome = self.welcome, connection.welcome
+        if before.run and before.run != self.welcome.run:
+            log.warning("the controller at %s started anew; rows put before are gone", address)
+        self._connection = connection
+        self._failure = None
+        self._changed(self.welcome.units)
+        self._connected.set()
+
+    # --------------------------------------------------------------------------------------------------------- Endpoint
+
+    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        connection.abort("a client serves no requests")
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        if isinstance(body, UnitsChanged) and connection is self._connection:
+            self._changed(body.units)
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        return None
+
+    def on_lost(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self._connected.clear()
+            if not self._closed:
+                self._failure = connection.lost_error()
+                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())

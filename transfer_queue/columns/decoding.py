@@ -1,0 +1,363 @@
+"""Blocks as batches: the rows of any number of blocks assembled into one TensorDict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from transfer_queue.columns.block import BlockView
+from transfer_queue.columns.column import Bytes, ColumnView, Int64s, Rows
+from transfer_queue.columns.documents import decode_rows
+from transfer_queue.columns.encoding import alike, tensor_rows_column
+from transfer_queue.columns.nested import jagged, strided_nested_from_buffer
+from transfer_queue.columns.tensor_bytes import DTYPES, empty_bytes, tensor_from_bytes
+from transfer_queue.control.schema import FieldSchema, Kind
+from transfer_queue.errors import CorruptBlockError, InvalidInputError
+
+__all__ = ["Layout", "Piece", "decode"]
+
+Layout: TypeAlias = Literal["jagged", "dense"]
+_SCALARS: Final = frozenset({str, int, float, bool, bytes})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a block and where they go: ``rows[i]`` of ``view`` becomes row ``positions[i]`` of the batch.
+
+    Both are ``(start, stop)``, an integer array, or None for all.
+    """
+
+    view: BlockView
+    rows: Rows
+    positions: Rows
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of one column, with its rows and positions made definite."""
+
+    column: ColumnView
+    rows: tuple[int, int] | Int64s
+    positions: tuple[int, int] | Int64s
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.rows, tuple) and isinstance(self.positions, tuple)
+
+
+def decode(
+    pieces: Mapping[str, Sequence[Piece]],
+    n: int,
+    fields: Sequence[FieldSchema],
+    *,
+    layout: Layout = "jagged",
+    copy: bool = True,
+    allow_pickle: bool = True,
+) -> TensorDict:
+    """The batch of ``n`` rows that ``pieces`` (by field) make up, with batch size ``[n]``.
+
+    ``fields``: the fields to return. Rank-0 rows come back as a dense ``(n,)`` tensor; other tensor rows as a jagged
+    nested tensor, or with layout "dense" as one dense tensor where all rows have one shape; rows ragged in several
+    axes as a strided nested tensor; text, objects, and tensors of differing dtype or rank as a NonTensorStack.
+    Fields with equal row lengths share their offsets. ``copy`` False: a column that lies in one piece may be a view of
+    the block's memory.
+
+    Raises CorruptBlockError for damaged blocks, InvalidInputError if the pieces do not cover each row exactly once,
+    InvalidTypeError for pickled values without ``allow_pickle``.
+    """
+    assembly = _Assembly(n, layout, copy, allow_pickle)
+    return TensorDict({schema.name: assembly.field(schema, pieces[schema.name]) for schema in fields}, batch_size=[n])
+
+
+class _Assembly:
+    """One call of ``decode``: what its fields share."""
+
+    def __init__(self, n: int, layout: Layout, copy: bool, allow_pickle: bool) -> None:
+        self.n = n
+        self.layout = layout
+        self.copy = copy
+        self.allow_pickle = allow_pickle
+        self.offsets: dict[bytes, torch.Tensor] = {}
+        self.covered: set[int] = set()
+
+    def field(self, schema: FieldSchema, pieces: Sequence[Piece]) -> Any:
+        parts = [_part(piece.view.column(schema.name), piece, self.n) for piece in pieces]
+        if id(pieces) not in self.covered:
+            self.check_cover(parts, schema.name)
+            self.covered.add(id(pieces))
+        if not parts:
+            empty = ColumnView(schema, 0, [], _no_extents(schema))
+            return _non_tensor_stack([]) if schema.kind in ("text", "object") else self.container(empty)
+        merged = _merged({part.column.schema for part in parts})
+        if merged is None:
+            return self.mixed(schema.name, parts)
+        if merged.kind in ("text", "object"):
+            return _non_tensor_stack(self.values(parts))
+        return self.container(self.dense(merged, parts) if merged.kind == "dense" else self.ragged(merged, parts))
+
+    def check_cover(self, parts: Sequence[_Part], name: str) -> None:
+        seen = np.zeros(self.n, bool)
+        count = 0
+        for part in parts:
+            if isinstance(part.positions, tuple):
+                seen[part.positions[0] : part.positions[1]] = True
+                count += part.positions[1] - part.positions[0]
+            else:
+                seen[part.positions] = True
+                count += len(part.positions)
+        if count != self.n or not seen.all():
+            raise InvalidInputError(f"the pieces of field {name!r} give {count} rows for a batch of {self.n}")
+
+    def mixed(self, name: str, parts: Sequence[_Part]) -> Any:
+        """Columns without a common form: their rows put together one by one."""
+        rows = self.values(parts)
+        if all(isinstance(row, torch.Tensor) for row in rows) and alike(rows):
+            return self.container(tensor_rows_column(name, rows))
+        return _non_tensor_stack(rows)
+
+    def values(self, parts: Sequence[_Part]) -> list[Any]:
+        """One Python value or tensor for each row of the batch."""
+        values: list[Any] = [None] * self.n
+        for part in parts:
+            found = _python_rows(part.column.take(part.rows), self.allow_pickle)
+            if isinstance(part.positions, tuple):
+                values[part.positions[0] : part.positions[1]] = found
+            else:
+                for position, value in zip(part.positions.tolist(), found, strict=True):
+                    values[position] = value
+        return values
+
+    def dense(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
+        size = parts[0].column.row_bytes
+        if not self.copy and len(parts) == 1 and parts[0].whole:
+            return parts[0].column.take(parts[0].rows)
+        out = empty_bytes(self.n * size)
+        for part in parts:
+            values = part.column.values
+            if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
+                low, high = part.positions
+                np.copyto(out[low * size : high * size], values[part.rows[0] * size : part.rows[1] * size])
+            elif size:
+                source, target = values.reshape(-1, size), out.reshape(self.n, size)
+                if isinstance(part.positions, tuple):
+                    rows = _indexes(part.rows)
+                    np.take(source, rows, axis=0, out=target[slice(*part.positions)], mode="clip")
+                else:
+                    target[part.positions] = source[_index(part.rows)]
+        return ColumnView(schema, self.n, [out], None)
+
+    def ragged(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
+        if not self.copy and len(parts) == 1 and parts[0].whole:
+            return parts[0].column.take(parts[0].rows)
+        shape = schema.shape or ()
+        axes = [axis for axis, size in enumerate(shape) if size is None]
+        extents = np.empty((self.n, len(axes)), np.int64)
+        for part in parts:
+            # Before anything is allocated by these sizes: do they fit the bytes that are there?
+            _ = part.column.starts
+            extents[_index(part.positions)] = _extents_along(part.column, axes)[_index(part.rows)]
+        total = int(ColumnView(schema, self.n, [], extents).row_sizes.sum())
+        out = empty_bytes(total)
+        column = ColumnView(schema, self.n, [out], extents)
+        for part in parts:
+            _copy_rows(part, column.starts, out)
+        return column
+
+    def container(self, column: ColumnView) -> Any:
+        """The tensor of an assembled dense or ragged column."""
+        shape = column.schema.shape or ()
+        dtype = DTYPES.get(column.schema.dtype)
+        if dtype is None:
+            raise InvalidInputError(f"field {column.schema.name!r}: this torch has no dtype {column.schema.dtype}")
+        n = column.rows
+        axes = [axis for axis, size in enumerate(shape) if size is None]
+        fixed = [size for size in shape if size is not None]
+        if not axes and (not shape or self.layout == "dense"):
+            return tensor_from_bytes(column.values, dtype, [n, *fixed])
+        extents = column.extents
+        if extents is None:
+            extents, axes, fixed = np.full((n, 1), fixed[0], np.int64), [0], fixed[1:]
+        elif self.layout == "dense" and n and (extents == extents[0]).all():
+            return _uniform(column, dtype, axes, extents[0].tolist())
+        if len(axes) > 1:
+            flat = tensor_from_bytes(column.values, dtype, [column.value_bytes // dtype.itemsize])
+            return strided_nested_from_buffer(flat, torch.from_numpy(_shapes(column, axes, extents)))
+        offsets = self.shared_offsets(extents[:, 0])
+        axis = axes[0]
+        values = tensor_from_bytes(column.values, dtype, [int(offsets[-1]), *fixed])
+        return jagged(values, offsets, axis + 1)
+
+    def shared_offsets(self, lengths: Int64s) -> torch.Tensor:
+        key = lengths.tobytes()
+        offsets = self.offsets.get(key)
+        if offsets is None:
+            offsets = torch.from_numpy(np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))))
+            self.offsets[key] = offsets
+        return offsets
+
+
+def _part(column: ColumnView, piece: Piece, n: int) -> _Part:
+    rows = _definite(piece.rows, column.rows, "rows of the block")
+    positions = _definite(piece.positions, n, "rows of the batch")
+    counts = [r[1] - r[0] if isinstance(r, tuple) else len(r) for r in (rows, positions)]
+    if counts[0] != counts[1]:
+        raise InvalidInputError(f"a piece has {counts[0]} rows for {counts[1]} positions")
+    return _Part(column, rows, positions)
+
+
+def _definite(rows: Rows, count: int, what: str) -> tuple[int, int] | Int64s:
+    """``rows`` without None, as a range where they are one. Raises InvalidInputError outside ``0..count``."""
+    if rows is None:
+        return 0, count
+    if isinstance(rows, tuple):
+        first, last = rows[0], rows[1]
+        fits = 0 <= first <= last <= count
+    else:
+        rows = np.asarray(rows)
+        if not len(rows):
+            return 0, 0
+        first, last = int(rows.min()), int(rows.max())
+        fits = first >= 0 and last < count
+        if fits and last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
+            return first, last + 1
+    if not fits:
+        raise InvalidInputError(f"{what} {first} to {last} are outside the {count} there are")
+    return rows
+
+
+def _index(rows: tuple[int, int] | Int64s) -> slice | Int64s:
+    return slice(*rows) if isinstance(rows, tuple) else rows
+
+
+def _indexes(rows: tuple[int, int] | Int64s) -> Int64s:
+    return np.arange(*rows) if isinstance(rows, tuple) else rows
+
+
+def _no_extents(schema: FieldSchema) -> Int64s | None:
+    return np.empty((0, (schema.shape or ()).count(None)), np.int64) if schema.kind == "ragged" else None
+
+
+def _front(shape: tuple[int | None, ...]) -> int:
+    """The axis that comes first in stored order; see ``ColumnView.chunks``."""
+    return shape.index(None) if shape.count(None) == 1 else 0
+
+
+def _merged(schemas: set[FieldSchema]) -> FieldSchema | None:
+    """What the rows of all these columns are together; None if they cannot simply be copied into one column."""
+    first = next(iter(schemas))
+    if len(schemas) == 1:
+        return first
+    kinds = {schema.kind for schema in schemas}
+    if kinds <= {"text", "object"}:
+        return _schema_as(first, "object", None)
+    shapes = [schema.shape or () for schema in schemas]
+    if not kinds <= {"dense", "ragged"} or len({(s.dtype, len(s.shape or ())) for s in schemas}) > 1:
+        return None
+    sizes = [set(axis) for axis in zip(*shapes, strict=True)]
+    shape = tuple(axis.pop() if len(axis) == 1 else None for axis in sizes)
+    if any(_front(part) != _front(shape) for part in shapes):
+        return None
+    return _schema_as(first, "ragged" if None in shape else "dense", shape)
+
+
+def _schema_as(schema: FieldSchema, kind: Kind, shape: tuple[int | None, ...] | None) -> FieldSchema:
+    return FieldSchema(schema.name, kind, schema.dtype, shape)
+
+
+def _extents_along(column: ColumnView, axes: Sequence[int]) -> Int64s:
+    """int64 ``(rows, axes)``: the size of each row along ``axes``, ragged in this column or not."""
+    shape = column.schema.shape or ()
+    own = iter(() if column.extents is None else column.extents.T)
+    along = {axis: next(own) if size is None else np.full(column.rows, size) for axis, size in enumerate(shape)}
+    return np.stack([along[axis] for axis in axes], axis=1)
+
+
+def _copy_rows(part: _Part, starts: Int64s, out: Bytes) -> None:
+    """Copy the rows of ``part`` to where ``starts`` puts them in ``out``."""
+    source, values = part.column.starts, part.column.values
+    if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
+        low, high = source[part.rows[0]], source[part.rows[1]]
+        np.copyto(out[starts[part.positions[0]] : starts[part.positions[1]]], values[low:high])
+        return
+    rows, positions = _indexes(part.rows), _indexes(part.positions)
+    lows, highs = source[rows].tolist(), source[rows + 1].tolist()
+    slices = [values[low:high] for low, high in zip(lows, highs, strict=True)]
+    if isinstance(part.positions, tuple):
+        np.concatenate(slices, out=out[starts[part.positions[0]] : starts[part.positions[1]]])
+        return
+    for position, row in zip(starts[positions].tolist(), slices, strict=True):
+        out[position : position + row.nbytes] = row
+
+
+def _uniform(column: ColumnView, dtype: torch.dtype, axes: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """Ragged rows that all have one shape as a dense tensor."""
+    shape = column.schema.shape or ()
+    if len(axes) == 1:
+        fixed = [size for size in shape if size is not None]
+        moved = tensor_from_bytes(column.values, dtype, [column.rows, sizes[0], *fixed])
+        return moved.movedim(1, axes[0] + 1).contiguous()
+    along = iter(sizes)
+    full = [next(along) if size is None else size for size in shape]
+    return tensor_from_bytes(column.values, dtype, [column.rows, *full])
+
+
+def _shapes(column: ColumnView, axes: Sequence[int], extents: Int64s) -> Int64s:
+    """int64 ``(rows, rank)``: the shape of each row."""
+    shape = column.schema.shape or ()
+    shapes = np.empty((column.rows, len(shape)), np.int64)
+    for axis, size in enumerate(shape):
+        shapes[:, axis] = extents[:, axes.index(axis)] if size is None else size
+    return shapes
+
+
+def _python_rows(column: ColumnView, allow_pickle: bool) -> list[Any]:
+    """One str, None, object or tensor a row."""
+    kind, starts = column.schema.kind, column.starts
+    if kind == "object":
+        return decode_rows(column.values, starts, allow_pickle=allow_pickle)
+    if kind == "text":
+        return _texts(column)
+    shapes = _shapes(column, *_ragged_axes(column))
+    front = _front(column.schema.shape or ())
+    rows = []
+    for low, high, shape in zip(starts[:-1].tolist(), starts[1:].tolist(), shapes.tolist(), strict=True):
+        stored = [shape[front], *shape[:front], *shape[front + 1 :]] if shape else shape
+        row = tensor_from_bytes(column.values[low:high].copy(), DTYPES[column.schema.dtype], stored)
+        rows.append(row.movedim(0, front) if front else row)
+    return rows
+
+
+def _ragged_axes(column: ColumnView) -> tuple[list[int], Int64s]:
+    axes = [axis for axis, size in enumerate(column.schema.shape or ()) if size is None]
+    return axes, np.empty((column.rows, 0), np.int64) if column.extents is None else column.extents
+
+
+def _texts(column: ColumnView) -> list[str | None]:
+    lows, highs = column.starts[:-1].tolist(), column.starts[1:].tolist()
+    raw = column.values.tobytes()
+    texts: list[str | None]
+    if raw.isascii():
+        text = raw.decode("ascii")
+        texts = [text[low:high] for low, high in zip(lows, highs, strict=True)]
+    else:
+        try:
+            texts = [raw[low:high].decode("utf-8", "surrogatepass") for low, high in zip(lows, highs, strict=True)]
+        except UnicodeDecodeError as error:
+            raise CorruptBlockError(f"column {column.schema.name!r} is damaged: {error}") from error
+    if column.schema.dtype == "numpy.str_":
+        texts = [np.str_(text) for text in texts]
+    for row in [] if column.extents is None else np.flatnonzero(column.extents < 0).tolist():
+        texts[row] = None
+    return texts
+
+
+def _non_tensor_stack(values: Sequence[Any]) -> Any:
+    """One entry a row, also where all values are equal."""
+    if not values:
+        return NonTensorData(data=[], batch_size=[0])
+    return NonTensorStack(*[v if type(v) in _SCALARS or v is None else NonTensorData(data=v) for v in values])

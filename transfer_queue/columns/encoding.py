@@ -1,0 +1,243 @@
+"""Batches as blocks: every field becomes a column that refers to the batch's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+
+from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.columns.column import Bytes, ColumnView, Int64s, as_bytes
+from transfer_queue.columns.documents import encode_rows
+from transfer_queue.columns.dtypes import ITEM_BYTES
+from transfer_queue.columns.nested import jagged_parts
+from transfer_queue.columns.tensor_bytes import dtype_name, tensor_to_bytes
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, UnsupportedFieldError
+
+__all__ = ["alike", "encode", "split", "tensor_rows_column"]
+
+NAME_CHARACTERS: Final = 255
+CHUNK_BYTES: Final = 4096
+"""Tensors of rows that are smaller than this on average are joined into one buffer."""
+
+
+def encode(
+    fields: TensorDictBase | Mapping[str, Any], *, rows: int | None = None, allow_pickle: bool = True
+) -> EncodedBlock:
+    """A batch as a block. Everything is checked here, before anything is stored; tensors on the CPU are not copied.
+
+    ``fields``: a TensorDict of batch size ``[rows, ...]``, or a mapping of names to tensors, arrays, or lists with one
+    value a row. Values of a list stay Python values, except that a list of tensors is a tensor column. ``rows``: how
+    many rows each field must have; None takes them from the batch. The batch must not change until the block is
+    written.
+
+    Raises InvalidInputError for bad names, lengths, dtypes or layouts, InvalidTypeError for values that cannot be
+    stored, UnsupportedFieldError for a nested TensorDict.
+    """
+    values = _values(fields)
+    for name in values:
+        _check_name(name)
+    total = _row_count(fields, values) if rows is None else rows
+    if isinstance(fields, TensorDictBase) and list(fields.batch_size[:1]) != [total]:
+        raise InvalidInputError(
+            f"Inconsistent batch dimension: batch size {list(fields.batch_size)} does not match {total} rows"
+        )
+    return EncodedBlock(total, [_column(name, value, total, allow_pickle) for name, value in values.items()])
+
+
+def split(block: EncodedBlock, parts: Sequence[tuple[int, int]]) -> list[EncodedBlock]:
+    """The rows ``start:stop`` of each part as a block of its own; nothing is copied. Raises InvalidInputError."""
+    return [block.select(None, part) for part in parts]
+
+
+def _values(fields: TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
+        return _stacked_values(fields.tensordicts)
+    if isinstance(fields, TensorDictBase):
+        return {name: fields.get(name) for name in fields.keys()}  # noqa: SIM118  a TensorDict iterates over rows
+    if isinstance(fields, Mapping):
+        return dict(fields)
+    raise InvalidTypeError(f"fields must be a TensorDict or a mapping of names to values, not {type(fields).__name__}")
+
+
+def _stacked_values(members: Sequence[TensorDictBase]) -> dict[str, list[Any]]:
+    names = list(members[0].keys()) if members else []
+    for number, member in enumerate(members):
+        differing = set(names).symmetric_difference(member.keys())
+        if differing:
+            raise InvalidInputError(f"field {sorted(differing)[0]!r} is missing in some rows, row {number} tells")
+    return {name: [_row_value(member.get(name), name) for member in members] for name in names}
+
+
+def _row_count(fields: TensorDictBase | Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    if isinstance(fields, TensorDictBase):
+        if not fields.batch_size:
+            raise InvalidInputError("the TensorDict has batch size []; its first batch dimension must be the rows")
+        return int(fields.batch_size[0])
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            raise _inconsistent(name, "a tensor without dimensions", "a row axis")
+        if hasattr(value, "__len__") and not isinstance(value, (str, bytes)):
+            return len(value) if not isinstance(value, torch.Tensor) else int(value.size(0))
+    raise InvalidInputError("no field tells how many rows there are; give rows=")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise InvalidTypeError(f"field names must be strings, not {type(name).__name__}")
+    if not 1 <= len(name) <= NAME_CHARACTERS:
+        raise InvalidInputError(
+            f"field name {name[:20]!r} has {len(name)} characters; names have 1 to {NAME_CHARACTERS} characters"
+        )
+    if "/" in name or not name.isprintable():
+        raise InvalidInputError(f"field name {name!r} contains a slash or a character that is not printable")
+
+
+def _inconsistent(name: str, found: object, expected: object) -> InvalidInputError:
+    return InvalidInputError(f"Inconsistent batch dimension: field {name!r} has {found}, expected {expected}")
+
+
+def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> ColumnView:
+    """One field. Raises as ``encode``."""
+    if isinstance(value, NonTensorData) and isinstance(value.data, np.ndarray) and value.data.ndim:
+        value = value.data
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0 or value.size(0) != rows:
+            found = "no row axis" if value.dim() == 0 else f"{value.size(0)} rows"
+            raise _inconsistent(name, found, rows)
+        return _tensor_column(name, value, rows)
+    if isinstance(value, np.ndarray) and value.ndim and len(value) == rows and value.dtype.kind in "biufc":
+        return _array_column(name, value, rows)
+    values = _row_values(name, value)
+    if len(values) != rows:
+        raise _inconsistent(name, f"{len(values)} rows", rows)
+    return _rows_column(name, values, allow_pickle)
+
+
+def _row_values(name: str, value: Any) -> list[Any]:
+    if isinstance(value, NonTensorData):
+        raise InvalidTypeError(f"field {name!r} is one NonTensorData for the whole batch; give one value a row")
+    if isinstance(value, NonTensorStack) or (
+        isinstance(value, LazyStackedTensorDict) and all(isinstance(m, NonTensorData) for m in value.tensordicts)
+    ):
+        return [_row_value(member, name) for member in value.tensordicts]
+    if isinstance(value, TensorDictBase):
+        raise UnsupportedFieldError(f"field {name!r} is a nested TensorDict; put its entries as fields of their own")
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
+        return list(value)
+    raise InvalidTypeError(
+        f"field {name!r} is a {type(value).__name__}; a field is a tensor, an array, or a list with one value a row"
+    )
+
+
+def _row_value(member: Any, name: str) -> Any:
+    """The plain value of one row of a stack."""
+    if isinstance(member, NonTensorData):
+        return member.data if not member.batch_size else member.tolist()
+    if isinstance(member, NonTensorStack):
+        return member.tolist()
+    if isinstance(member, TensorDictBase):
+        raise UnsupportedFieldError(f"field {name!r} is a nested TensorDict; put its entries as fields of their own")
+    return member
+
+
+def _tensor_column(name: str, value: torch.Tensor, rows: int) -> ColumnView:
+    where = f"field {name!r}"
+    dtype = dtype_name(value.dtype, where)
+    if not value.is_nested:
+        schema = FieldSchema(name, "dense", dtype, tuple(value.shape[1:]))
+        return ColumnView(schema, rows, [tensor_to_bytes(value, where)], None)
+    parts = jagged_parts(value)
+    if parts is None:
+        ragged: int = getattr(value, "_ragged_idx", 1) - 1
+        return tensor_rows_column(name, value.unbind(), ragged, rank=value.dim() - 1, dtype=dtype)
+    values, offsets, axis = parts
+    shape: list[int | None] = list(values.shape[1:])
+    shape.insert(axis - 1, None)
+    extents = offsets.diff().numpy().reshape(rows, 1)
+    schema = FieldSchema(name, "ragged", dtype, tuple(shape))
+    return ColumnView(schema, rows, [tensor_to_bytes(values, where)], extents)
+
+
+def _array_column(name: str, value: npt.NDArray[Any], rows: int) -> ColumnView:
+    if value.dtype.name not in ITEM_BYTES:
+        raise InvalidInputError(f"field {name!r}: dtype {value.dtype} cannot be stored")
+    native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    return ColumnView(FieldSchema(name, "dense", value.dtype.name, value.shape[1:]), rows, [as_bytes(native)], None)
+
+
+def _rows_column(name: str, values: list[Any], allow_pickle: bool) -> ColumnView:
+    """A column of one Python value a row: of tensors, text or objects."""
+    kinds = set(map(type, values))
+    if values and all(issubclass(kind, torch.Tensor) for kind in kinds) and alike(values):
+        return tensor_rows_column(name, values)
+    if kinds == {str} or kinds == {str, type(None)}:
+        return _text_column(name, "str", values)
+    if kinds == {np.str_}:
+        return _text_column(name, "numpy.str_", values)
+    chunks, lengths = encode_rows(values, allow_pickle=allow_pickle, field=name)
+    return ColumnView(FieldSchema(name, "object", "object"), len(values), chunks, lengths)
+
+
+def alike(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the tensors can be the rows of one tensor column: one dtype, one rank, none nested."""
+    return len({(t.dtype, t.dim()) for t in tensors}) == 1 and not any(t.is_nested for t in tensors)
+
+
+def _text_column(name: str, dtype: str, values: Sequence[str | None]) -> ColumnView:
+    texts = [value or "" for value in values]
+    joined = "".join(texts)
+    if joined.isascii():
+        chunk = as_bytes(joined.encode())
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        chunk = as_bytes(b"".join(encoded))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(texts))
+    lengths[[number for number, value in enumerate(values) if value is None]] = -1
+    return ColumnView(FieldSchema(name, "text", dtype), len(texts), [chunk], lengths)
+
+
+def tensor_rows_column(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    ragged: int | None = None,
+    *,
+    rank: int | None = None,
+    dtype: str | None = None,
+) -> ColumnView:
+    """A column of one tensor a row, of one dtype and rank: dense if all shapes are equal, else ragged.
+
+    ``ragged``: the axis that counts as ragged even if all shapes are equal. ``rank`` and ``dtype`` are needed when
+    there are no rows. Raises InvalidInputError naming field and row.
+    """
+    rank = tensors[0].dim() if rank is None else rank
+    dtype = dtype_name(tensors[0].dtype, f"field {name!r}") if dtype is None else dtype
+    shapes = np.array([tuple(tensor.shape) for tensor in tensors], np.int64).reshape(len(tensors), rank)
+    sizes: list[int] = shapes[0].tolist() if len(shapes) else [0] * rank
+    axes = np.flatnonzero((shapes != sizes).any(axis=0)).tolist()
+    if not axes and ragged is not None and rank:
+        axes = [ragged]
+    front = axes[0] if len(axes) == 1 else 0
+    chunks = _row_chunks(name, [tensor.movedim(front, 0) for tensor in tensors] if front else tensors)
+    shape = tuple(None if axis in axes else sizes[axis] for axis in range(rank))
+    extents: Int64s | None = np.ascontiguousarray(shapes[:, axes]) if axes else None
+    schema = FieldSchema(name, "ragged" if axes else "dense", dtype, shape)
+    return ColumnView(schema, len(tensors), chunks, extents)
+
+
+def _row_chunks(name: str, tensors: Sequence[torch.Tensor]) -> list[Bytes]:
+    for number, tensor in enumerate(tensors):
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            # Raises: neither layout nor device can be stored.
+            tensor_to_bytes(tensor, f"field {name!r}, row {number}")
+    total = sum(tensor.nbytes for tensor in tensors)
+    if tensors and (total < CHUNK_BYTES * len(tensors) or any(tensor.device.type != "cpu" for tensor in tensors)):
+        joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        return [tensor_to_bytes(joined, f"field {name!r}")]
+    return [tensor_to_bytes(tensor, f"field {name!r}") for tensor in tensors]

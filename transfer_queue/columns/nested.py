@@ -1,0 +1,73 @@
+"""Nested tensors taken apart and put together, in torch's jagged and strided layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["checked_jagged", "jagged", "jagged_parts", "strided_nested", "strided_nested_from_buffer"]
+
+
+def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+    """``(values, offsets, ragged axis)`` of a jagged tensor without holes between rows; None for any other.
+
+    ``values`` has the ragged axis first and is contiguous exactly as far as the source is; ``offsets`` is int64
+    ``(rows + 1,)`` on the CPU, starting at 0. The ragged axis counts from the batch axis, so it is at least 1.
+    """
+    source: Any = tensor
+    if tensor.layout is not torch.jagged or source.lengths() is not None:
+        return None
+    axis: int = source._ragged_idx
+    offsets = source.offsets().detach().cpu().to(torch.int64)
+    values: torch.Tensor = source.values().detach().movedim(axis - 1, 0)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return values[first:last], offsets - first, axis
+
+
+def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int) -> torch.Tensor:
+    """The jagged tensor of ``values`` (ragged axis first), whose rows are split at ``offsets`` along ``axis``."""
+    return torch.nested.nested_tensor_from_jagged(values.movedim(0, axis - 1), offsets, jagged_dim=axis)
+
+
+def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
+    """``jagged`` for parts that were read from bytes. Raises ValueError unless they fit each other."""
+    fits = (
+        isinstance(values, torch.Tensor)
+        and isinstance(offsets, torch.Tensor)
+        and type(axis) is int
+        and 1 <= axis <= values.dim()
+        and offsets.dtype == torch.int64
+        and offsets.dim() == 1
+        and len(offsets) > 0
+        and int(offsets[0]) == 0
+        and int(offsets[-1]) == len(values)
+        and bool((offsets.diff() >= 0).all())
+    )
+    if not fits:
+        raise ValueError("parts of a jagged tensor do not fit each other")
+    return jagged(values, offsets, axis)
+
+
+def strided_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A nested tensor in strided layout of ``rows``, which have one dtype and rank and any shapes; copies them."""
+    if not rows:
+        return strided_nested_from_buffer(torch.empty(0), torch.empty(0, 0, dtype=torch.int64))
+    shapes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), rows[0].dim())
+    return strided_nested_from_buffer(torch.cat([row.reshape(-1) for row in rows]), shapes)
+
+
+def strided_nested_from_buffer(buffer: torch.Tensor, shapes: torch.Tensor) -> torch.Tensor:
+    """The same from a flat ``buffer`` of all rows' elements and int64 ``(rows, rank)`` ``shapes``; copies nothing.
+
+    torch's public constructor lacks many dtypes and converts row by row, hence the internal one.
+    """
+    strides = torch.ones_like(shapes)
+    for axis in range(shapes.shape[1] - 2, -1, -1):
+        strides[:, axis] = strides[:, axis + 1] * shapes[:, axis + 1].clamp(min=1)
+    sizes = shapes.prod(dim=1)
+    starts = sizes.cumsum(0) - sizes
+    build: Any = torch._nested_view_from_buffer
+    nested: torch.Tensor = build(buffer, shapes, strides, starts)
+    return nested

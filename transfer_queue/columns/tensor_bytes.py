@@ -1,0 +1,67 @@
+"""torch tensors as bytes and back. The only place that knows how a tensor's memory looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from transfer_queue.columns.column import Bytes
+from transfer_queue.columns.dtypes import ITEM_BYTES
+from transfer_queue.errors import InvalidInputError
+
+__all__ = ["DTYPES", "dtype_name", "tensor_from_bytes", "tensor_to_bytes"]
+
+DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+"""The element types that this torch has, by name."""
+
+_NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype, where: str) -> str:
+    """The name to store ``dtype`` under. Raises InvalidInputError, naming ``where``, for types that are not stored."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        raise InvalidInputError(f"{where}: dtype {dtype} cannot be stored; convert it to one of {', '.join(DTYPES)}")
+    return name
+
+
+def tensor_to_bytes(tensor: torch.Tensor, where: str) -> Bytes:
+    """The elements of a strided tensor in row-major order, as a flat uint8 array.
+
+    Shares memory with a contiguous CPU tensor; otherwise copies once. Raises InvalidInputError, naming ``where``, for
+    sparse and meta tensors.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise InvalidInputError(f"{where}: {tensor.layout} tensors cannot be stored; use .to_dense()")
+    if tensor.device.type == "meta":
+        raise InvalidInputError(f"{where}: a meta tensor has no data to store")
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    array: Bytes = flat.view(torch.uint8).numpy()
+    return array
+
+
+def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor whose elements are ``data``: a view of it where its memory is writable and aligned, else a copy.
+
+    Raises ValueError if ``data`` is not exactly as long as ``shape`` asks for.
+    """
+    if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
+        data = data.copy()
+    count = data.nbytes // dtype.itemsize
+    if count * dtype.itemsize != data.nbytes:
+        raise ValueError(f"{data.nbytes} bytes are not a whole number of {dtype} elements")
+    flat = torch.from_numpy(data).view(dtype) if count else torch.empty(0, dtype=dtype)
+    expected = 1
+    for size in shape:
+        expected *= size
+    if expected != count or any(size < 0 for size in shape):
+        raise ValueError(f"{count} elements do not make a tensor of shape {tuple(shape)}")
+    return flat.view(tuple(shape))
+
+
+def empty_bytes(nbytes: int) -> Bytes:
+    """Fresh memory for ``nbytes`` of tensor elements."""
+    return np.empty(nbytes, np.uint8)

@@ -1,0 +1,1 @@
+"""Settings as pydantic models: of processes, of attached clients, of the TransferQueue resource."""

@@ -1,0 +1,59 @@
+"""What a program needs to attach to a running queue: the file named by ``TQ_CONFIG_FILE``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from transfer_queue.config.document import Document, load_document, validate_document
+from transfer_queue.errors import ConfigError
+
+__all__ = ["AttachConfig", "AttachSecurity", "ControllerAddresses", "attach_from_environment", "parse_address"]
+
+
+class ControllerAddresses(Document):
+    """Where the controller answers, ``host:port`` each; IPv6 hosts in brackets."""
+
+    addresses: list[str] = Field(min_length=1)
+
+
+class AttachSecurity(Document):
+    """``allow_pickle``: may values that msgpack cannot carry be pickled by writers and unpickled by readers?"""
+
+    allow_pickle: bool = False
+
+
+class AttachConfig(Document):
+    """Everything else (backend, its settings, units) comes from the controller."""
+
+    name: str = "default"
+    controller: ControllerAddresses
+    layout: Literal["jagged", "dense"] = "jagged"
+    security: AttachSecurity = AttachSecurity()
+
+
+def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachConfig | None:
+    """The attach settings named by ``TQ_CONFIG_FILE``, else by ``TQ_CONTROLLER_ADDRESS`` (comma-separated), else None.
+
+    Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    if path := environ.get("TQ_CONFIG_FILE"):
+        return load_document(AttachConfig, path)
+    if addresses := environ.get("TQ_CONTROLLER_ADDRESS"):
+        listed = [item.strip() for item in addresses.split(",") if item.strip()]
+        for item in listed:
+            parse_address(item)
+        return validate_document(AttachConfig, {"controller": {"addresses": listed}}, "TQ_CONTROLLER_ADDRESS")
+    return None
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port`` -> (host, port). Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is not an address; write host:port, for example tq-controller:50060")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,80 @@
+"""Settings of the server processes: ``python -m transfer_queue.runtime.controller|storage_unit --config FILE``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from transfer_queue.config.document import Bytes, Document
+
+__all__ = ["BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
+
+
+class SamplerChoice(Document):
+    """``name``: a built-in sampler's class name, or ``package.module:Class`` importable by the controller."""
+
+    name: str = "SequentialSampler"
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class BackendChoice(Document):
+    """``kind``: a name of storage/registry.py. ``settings`` reach the backend's client and unit side as they are."""
+
+    kind: str = "simple"
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Timing(Document):
+    """Seconds. A peer that is silent for ``peer_timeout`` is taken for dead; pings go out every ``heartbeat``."""
+
+    heartbeat: float = Field(default=2.0, gt=0)
+    peer_timeout: float = Field(default=10.0, gt=0)
+    reconnect_grace: float = Field(default=5.0, ge=0)
+    """How long a client or storage unit that lost its connection may take to come back before it is given up."""
+
+
+class ControllerConfig(Document):
+    """Settings of a controller process."""
+
+    name: str = "default"
+    """Name of the queue."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=50060, ge=0, le=65535)
+    """0: any free port (see the READY line)."""
+    advertise_host: str | None = None
+    """Host name that others reach this process by; default: ``host``, or this host's name if that is a wildcard."""
+    metrics_port: int | None = Field(default=9060, ge=0, le=65535)
+    """HTTP port of /metrics, /healthz, /readyz; 0: any free port; null: off."""
+    sampler: SamplerChoice = SamplerChoice()
+    polling_mode: bool = False
+    sample_capacity: int | None = Field(default=None, ge=1)
+    """Rows over all partitions; null: unlimited."""
+    backend: BackendChoice = BackendChoice()
+    expected_units: int = Field(default=0, ge=0)
+    """/readyz answers 200 once this many storage units are registered."""
+    timing: Timing = Timing()
+
+
+class StorageUnitConfig(Document):
+    """Settings of a storage unit process."""
+
+    name: str = "unit-0"
+    """Unique among the units of a queue; a unit that comes back under the same name replaces its predecessor."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=50070, ge=0, le=65535)
+    advertise_host: str | None = None
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    controller: list[str] = Field(min_length=1)
+    """host:port of the controller(s)."""
+    start_timeout: float = Field(default=30.0, ge=0)
+    """Seconds to keep trying to reach the controller before giving up at start; later losses are retried for ever."""
+    backend: BackendChoice = BackendChoice()
+    capacity: Bytes = Field(default=2**30, ge=2**20)
+    """Bytes of the arena or segment."""
+    directory: str = "/dev/shm"
+    """Where the arena's file is made; a tmpfs that clients on the same host share."""
+    prefault: bool = True
+    """Touch the arena's pages in the background after start."""
+    timing: Timing = Timing()

@@ -1,0 +1,1 @@
+"""Processes: connections, and the asyncio shells around the pure cores. Imports no torch."""

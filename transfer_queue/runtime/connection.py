@@ -1,0 +1,358 @@
+"""One TCP connection between two processes: requests multiplexed by id, payloads received where they belong.
+
+Payload buffers go out by scatter/gather and are never joined; long payloads are sent in pieces between which short
+messages pass. The sender stops taking pieces while the socket is full, so nothing piles up in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ssl import SSLContext
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+
+from transfer_queue.config.attach import parse_address
+from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
+from transfer_queue.wire.frames import Incoming, Limits, MessageReader, MessageWriter, ProtocolError
+from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
+
+__all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
+
+Buffer = memoryview | bytes | bytearray
+_ENCODER = msgspec.msgpack.Encoder()
+_PING = Envelope(Kind.PING)
+
+
+class Endpoint(Protocol):
+    """What a connection reports to. Called on the loop; must not block."""
+
+    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        """Answer with ``connection.reply`` or ``connection.fail``, now or later."""
+
+    def on_notice(self, connection: Connection, body: Any) -> None: ...
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        """Where a request's payload goes; None: a fresh buffer. Raise a TransferQueueError to refuse it unread."""
+
+    def on_lost(self, connection: Connection) -> None: ...
+
+
+class Keepalive:
+    """Pings quiet connections and aborts silent ones: one timer for all connections of a process."""
+
+    def __init__(self, heartbeat_s: float, timeout_s: float) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.timeout_s = timeout_s
+        self._connections: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_tick = 0.0
+
+    def add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._last_tick = loop.time()
+            self._timer = loop.call_later(self.heartbeat_s, self._tick, loop)
+
+    def remove(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        # A process that was itself stopped must read what waits in its sockets before it may blame its peers.
+        stalled = now - self._last_tick > 2 * self.heartbeat_s
+        self._last_tick = now
+        for connection in list(self._connections):
+            if not stalled and now - connection.last_received > self.timeout_s:
+                connection.abort(f"no sign of life for {self.timeout_s:g} s")
+            elif now - connection.last_sent >= self.heartbeat_s * 0.9:
+                connection.ping()
+        if self._connections:
+            self._timer = loop.call_later(self.heartbeat_s, self._tick, loop)
+        else:
+            self._timer = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    future: asyncio.Future[tuple[Any, memoryview | None]]
+    into: Callable[[int], memoryview] | None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Either end of a connection. ``peer`` names the other end in errors, for example ``controller 10.0.0.1:50060``."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        decoder: msgspec.msgpack.Decoder[Any],
+        keepalive: Keepalive,
+        *,
+        peer: str = "client",
+        limits: Limits = Limits(),
+    ) -> None:
+        self.peer = peer
+        self.welcome: Any = None
+        self.context: Any = None
+        """Whatever the endpoint keeps with this connection."""
+        self.closed = False
+        self.last_received = self.last_sent = 0.0
+        self._endpoint = endpoint
+        self._keepalive = keepalive
+        self._reader = MessageReader(decoder, self._choose, limits)
+        self._pending: dict[int, _Pending] = {}
+        self._next_id = 1
+        self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
+        self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
+        self._paused = False
+        self._corked = False
+        self._reason = "it closed the connection"
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+
+    # ------------------------------------------------------------------------------------------------- requests out
+
+    async def request(
+        self,
+        message: Any,
+        payload: Sequence[Buffer] = (),
+        *,
+        timeout_s: float,
+        into: Callable[[int], memoryview] | None = None,
+        request_id: int | None = None,
+        floor: int = 0,
+    ) -> tuple[Any, memoryview | None]:
+        """Send a request and wait for (reply, payload).
+
+        ``payload`` must stay unchanged until then. ``into(nbytes)`` gives the buffer for the reply's payload.
+        ``request_id``: the id of an earlier try of the same request on another connection.
+        Raises what the peer raised, ConnectionLostError, WaitTimeoutError.
+        """
+        if self.closed:
+            raise self.lost_error()
+        if request_id is None:
+            request_id, self._next_id = self._next_id, self._next_id + 1
+        pending = _Pending(self._loop.create_future(), into)
+        self._pending[request_id] = pending
+        timer = self._loop.call_later(timeout_s, self._expire, pending.future, type(message).__name__, timeout_s)
+        try:
+            self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.REQUEST, request_id, 0, message, floor), payload))
+            return await pending.future
+        finally:
+            timer.cancel()
+            if self._pending.pop(request_id, None) is not None:
+                self._reader.forget(Kind.REPLY, request_id)
+
+    def send(self, message: Any) -> None:
+        """Send a notice. A closed connection drops it."""
+        if not self.closed:
+            self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.NOTICE, 0, 0, message)))
+
+    def ping(self) -> None:
+        if not self.closed and not self._paused:
+            self._enqueue(MessageWriter(_ENCODER, _PING))
+
+    # --------------------------------------------------------------------------------------------------- answers out
+
+    def reply(
+        self, request: int, body: Any, payload: Sequence[Buffer] = (), sent: Callable[[], None] | None = None
+    ) -> None:
+        """Answer a request. ``sent`` runs once the payload buffers are no longer needed, also if the peer is gone."""
+        if self.closed:
+            if sent is not None:
+                sent()
+            return
+        self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
+
+    def fail(self, request: int, error: BaseException) -> None:
+        """Answer a request with an error."""
+        self.reply(request, Failure.of(error))
+
+    def close(self) -> None:
+        """Close; pending requests fail. Idempotent."""
+        self.abort("closed by this process")
+
+    def abort(self, reason: str) -> None:
+        if not self.closed:
+            self._reason = reason
+            self._transport.abort()
+            self.connection_lost(None)
+
+    def finish(self) -> None:
+        """Close after what was already answered has been sent."""
+        if not self.closed:
+            self._transport.close()
+
+    def lost_error(self) -> ConnectionLostError:
+        return ConnectionLostError(f"lost the connection to {self.peer}: {self._reason}")
+
+    # ---------------------------------------------------------------------------------------------- asyncio protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        # Zero: "resume" then means that the socket took every byte, so that buffers may be reused.
+        self._transport.set_write_buffer_limits(high=0)
+        self.last_received = self.last_sent = self._loop.time()
+        self._keepalive.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received = self._loop.time()
+        self._corked = True  # answers to all messages read at once leave together
+        try:
+            for incoming in self._reader.received(nbytes):
+                self._dispatch(incoming)
+        except ProtocolError as error:
+            self.abort(str(error))
+            return
+        finally:
+            self._corked = False
+        if self._queue:
+            self._pump()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if exc is not None:
+            self._reason = str(exc)
+        self._keepalive.remove(self)
+        pending, self._pending = self._pending, {}
+        for item in pending.values():
+            if not item.future.done():
+                item.future.set_exception(self.lost_error())
+        sent = self._handed_over + [callback for _, callback in self._queue if callback is not None]
+        self._queue.clear()
+        self._handed_over = []
+        for callback in sent:
+            callback()
+        self._endpoint.on_lost(self)
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    def _choose(self, envelope: Envelope[Any], nbytes: int) -> memoryview | None:
+        if envelope.kind == Kind.REPLY:
+            pending = self._pending.get(envelope.id)
+            if pending is None:
+                return None  # timed out meanwhile
+            return fresh_buffer(nbytes) if pending.into is None else pending.into(nbytes)
+        if envelope.kind != Kind.REQUEST:
+            raise ProtocolError("only requests and replies carry payload")
+        target = self._endpoint.receive_buffer(self, envelope.body, nbytes)
+        return fresh_buffer(nbytes) if target is None else target
+
+    def _dispatch(self, incoming: Incoming) -> None:
+        envelope = incoming.envelope
+        if envelope.kind == Kind.REPLY:
+            pending = self._pending.pop(envelope.id, None)
+            if pending is None or pending.future.done():
+                return
+            if isinstance(envelope.body, Failure):
+                pending.future.set_exception(envelope.body.exception())
+            elif incoming.refused is not None:
+                pending.future.set_exception(incoming.refused)
+            else:
+                pending.future.set_result((envelope.body, incoming.target))
+        elif envelope.kind == Kind.REQUEST:
+            if incoming.refused is not None:
+                self.fail(envelope.id, incoming.refused)
+            else:
+                self._endpoint.on_request(self, envelope.id, envelope.body, incoming.target, envelope.floor)
+        elif envelope.kind == Kind.NOTICE:
+            self._endpoint.on_notice(self, envelope.body)
+
+    def _expire(
+        self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float
+    ) -> None:
+        if not future.done():
+            future.set_exception(WaitTimeoutError(f"{self.peer} gave no answer to {what} within {timeout_s:g} s"))
+
+    def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
+        self._queue.append((writer, sent))
+        if not self._corked:
+            self._pump()
+
+    def _pump(self) -> None:
+        queue = self._queue
+        while queue and not self._paused:
+            frames: list[Buffer] = []
+            nbytes = 0
+            while queue and nbytes < 1 << 20 and len(frames) < 256:
+                writer, sent = queue.popleft()
+                frame = writer.next_frame(_ENCODER)
+                nbytes += sum(map(len, frame))
+                frames += frame
+                if not writer.done:
+                    queue.append((writer, sent))  # at the end: others get their turn between the pieces
+                elif sent is not None:
+                    self._handed_over.append(sent)
+            self.last_sent = self._loop.time()
+            if len(frames) == 1:
+                self._transport.write(frames[0])
+            else:
+                self._transport.writelines(frames)
+        if self._handed_over and not self._paused and self._transport.get_write_buffer_size() == 0:
+            callbacks, self._handed_over = self._handed_over, []
+            for callback in callbacks:
+                callback()
+
+
+def fresh_buffer(nbytes: int) -> memoryview:
+    """Uninitialised writable bytes."""
+    return memoryview(np.empty(nbytes, dtype=np.uint8))
+
+
+async def connect(
+    address: str,
+    hello: Hello,
+    endpoint: Endpoint,
+    decoder: msgspec.msgpack.Decoder[Any],
+    keepalive: Keepalive,
+    *,
+    what: str,
+    timeout_s: float,
+    ssl: SSLContext | None = None,
+) -> Connection:
+    """Connect to ``host:port`` and shake hands; the reply is ``Connection.welcome``.
+
+    ``what``: the kind of server, for errors. Raises ConnectionLostError, WaitTimeoutError, or the server's refusal.
+    """
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+
+    def make() -> Connection:
+        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}")
+
+    try:
+        _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, ssl=ssl), timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConnectionLostError(f"cannot reach the {what} at {address}: {reason}") from None
+    try:
+        connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
+    except (TransferQueueError, asyncio.CancelledError):
+        connection.close()
+        raise
+    return connection

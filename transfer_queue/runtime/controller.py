@@ -1,0 +1,247 @@
+"""The controller process: ControlCore behind sockets.
+
+``python -m transfer_queue.runtime.controller --config FILE`` with a ControllerConfig.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from typing import Any
+
+import msgspec
+
+from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control.commands import Command, Commit, Reply
+from transfer_queue.control.core import ControlCore
+from transfer_queue.control.effects import Answer, FreeBlocks, Parked
+from transfer_queue.errors import RequestError, TransferQueueError
+from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.http import StatusServer
+from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.process import announce_ready, run_process
+from transfer_queue.runtime.sampler import load_sampler
+from transfer_queue.runtime.server import Server
+from transfer_queue.runtime.sessions import ClientSession, ClientSessions, UnitSession
+from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
+from transfer_queue.wire.messages import (
+    Announce,
+    Cancel,
+    ControllerRequest,
+    Envelope,
+    Failure,
+    Hello,
+    Join,
+    ReportOrphans,
+    UnitReport,
+    UnitsChanged,
+    Welcome,
+)
+
+__all__ = ["Controller", "main"]
+
+log = logging.getLogger(__name__)
+
+_DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
+
+
+class Controller(Server):
+    """Serves clients and storage units. All state that matters is in the core; sessions make retries exact."""
+
+    def __init__(self, config: ControllerConfig, core: ControlCore, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(_DECODER, Keepalive(config.timing.heartbeat, config.timing.peer_timeout))
+        self.config = config
+        self.core = core
+        self.run = secrets.token_hex(8)
+        self.clients = ClientSessions(self.run)
+        self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
+        self._loop = loop
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_at: float | None = None
+        self._sweeper = loop.call_later(config.timing.heartbeat / 2, self._sweep)
+
+    async def close(self) -> None:
+        self._sweeper.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        await super().close()
+
+    def missing(self) -> str:
+        """What readiness waits for; empty when ready."""
+        if self.units.connected >= self.config.expected_units:
+            return ""
+        return f"{self.units.connected} of {self.config.expected_units} storage units are registered"
+
+    # --------------------------------------------------------------------------------------------------------- server
+
+    def welcome(self, connection: Connection, hello: Hello) -> Welcome:
+        if hello.role == "unit":
+            connection.context = hello  # until it joins
+            return Welcome("controller", name=self.config.name, run=self.run)
+        session, resumed = self.clients.admit(hello, connection)
+        if session.parked:  # of a connection that is not yet known to be dead; the client asks again
+            session.parked.clear()
+            self.core.cancel(session.writer)
+        connection.context = session
+        return Welcome(
+            "controller",
+            name=self.config.name,
+            run=self.run,
+            writer=session.writer,
+            resumed=resumed,
+            backend=self.config.backend.kind,
+            settings=self.config.backend.settings,
+            units=self.units.infos(),
+        )
+
+    def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        try:
+            reply = self._serve(connection, request, body, floor)
+        except TransferQueueError as error:
+            connection.fail(request, error)
+        except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
+            log.exception("request %s failed", type(body).__name__)
+            connection.fail(request, RequestError(f"{type(error).__name__} in the controller: {error}"))
+        else:
+            if reply is not None:
+                connection.reply(request, reply)
+        self._flush()
+
+    def _serve(self, connection: Connection, request: int, body: Any, floor: int) -> Any:
+        session = connection.context
+        if isinstance(body, Command) and isinstance(session, ClientSession):
+            return self._apply(session, request, body, floor)
+        if isinstance(body, Join) and not isinstance(session, ClientSession):
+            return self.units.join(connection, body, self._loop.time())
+        raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
+
+    def _apply(self, session: ClientSession, request: int, command: Command, floor: int) -> Reply | None:
+        session.settle(floor)
+        keep = session.is_mutating(command)
+        if keep:
+            kept = session.kept_reply(request)
+            if kept is not None:
+                return kept
+        if isinstance(command, Commit):
+            session.check_commit(command)
+        result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
+        if isinstance(command, Commit):
+            session.committed(command)
+        if isinstance(result, Parked):
+            session.parked[request] = keep
+            return None
+        if keep:
+            session.keep_reply(request, result)
+        return result
+
+    def notice(self, connection: Connection, body: Any) -> None:
+        session = connection.context
+        if isinstance(session, ClientSession) and isinstance(body, Announce):
+            session.announced[body.block] = body.unit
+        elif isinstance(session, ClientSession) and isinstance(body, Cancel):
+            if session.parked.pop(body.request, None) is not None:
+                self.core.cancel(session.writer, body.request)
+                self._flush()
+        elif isinstance(session, UnitSession) and isinstance(body, UnitReport):
+            self.units.report(session, body)
+        elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):
+            unit = session.info.unit
+            self.units.free(unit, self.units.fence(unit, unpack_blocks(body.blocks)))
+        else:
+            connection.abort(f"unexpected notice {type(body).__name__}")
+
+    def gone(self, connection: Connection) -> None:
+        session = connection.context
+        now = self._loop.time()
+        if isinstance(session, ClientSession) and session.connection is connection:
+            session.connection = None
+            session.lost_at = now
+            session.parked.clear()
+            self.core.cancel(session.writer)
+        elif isinstance(session, UnitSession):
+            self.units.disconnected(session, connection, now)
+        self._flush()
+
+    # ---------------------------------------------------------------------------------------------- effects and time
+
+    def _flush(self) -> None:
+        """Carry out what the core decided, and wake up at its next deadline."""
+        for effect in self.core.drain_effects():
+            if isinstance(effect, Answer):
+                self._answer(effect)
+            elif isinstance(effect, FreeBlocks):
+                self.units.free(effect.unit, effect.blocks)
+        deadline = self.core.next_deadline()
+        if deadline != self._deadline_at:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline_at = deadline
+            self._deadline = None if deadline is None else self._loop.call_at(deadline, self._tick)
+
+    def _answer(self, answer: Answer) -> None:
+        session = self.clients.get(answer.client)
+        keep = session.parked.pop(answer.request, None) if session is not None else None
+        if session is None or session.connection is None or keep is None:
+            return
+        if answer.error is not None:
+            session.connection.fail(answer.request, answer.error)
+        elif answer.reply is not None:
+            if keep:
+                session.keep_reply(answer.request, answer.reply)
+            session.connection.reply(answer.request, answer.reply)
+
+    def _tick(self) -> None:
+        self._deadline_at = None
+        self.core.tick(self._loop.time())
+        self._flush()
+
+    def _sweep(self) -> None:
+        """Forget clients and units that stayed away."""
+        timing = self.config.timing
+        self._sweeper = self._loop.call_later(timing.heartbeat / 2, self._sweep)
+        now = self._loop.time()
+        self.units.expire(now - timing.reconnect_grace, now)
+        for session in self.clients.expired(now - timing.reconnect_grace):
+            by_unit: dict[int, list[int]] = {}
+            for block, unit in session.announced.items():
+                by_unit.setdefault(unit, []).append(block)
+            for unit, blocks in by_unit.items():
+                self.units.free(unit, self.core.unknown_blocks(unit, blocks))
+        self._flush()
+
+    def _announce_units(self) -> None:
+        notice = UnitsChanged(self.units.infos())
+        for session in self.clients:
+            if session.connection is not None:
+                session.connection.send(notice)
+
+
+async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
+    """Run a controller until ``stop`` is set."""
+    core = ControlCore(
+        sampler=load_sampler(config.sampler),
+        polling=config.polling_mode,
+        sample_capacity=config.sample_capacity,
+    )
+    controller = Controller(config, core, asyncio.get_running_loop())
+    status = StatusServer(controller_registry(controller), controller.missing)
+    try:
+        await controller.listen(config.host, config.port, config.advertise_host)
+        if config.metrics_port is not None:
+            await status.listen(config.host, config.metrics_port, config.advertise_host)
+        announce_ready(name=config.name, address=controller.address, metrics=status.address or None, run=controller.run)
+        await stop.wait()
+    finally:
+        status.close()
+        await controller.close()
+
+
+def main() -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return run_process(ControllerConfig, serve, "transfer_queue.runtime.controller")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""A tiny HTTP server for /metrics, /healthz and /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from transfer_queue.errors import StartError
+from transfer_queue.runtime.server import advertised_host, join_address
+
+__all__ = ["StatusServer"]
+
+_TEXT = "text/plain; charset=utf-8"
+
+
+class StatusServer:
+    """``ready()`` gives an empty string when this process is ready, else what is missing."""
+
+    def __init__(self, registry: CollectorRegistry, ready: Callable[[], str]) -> None:
+        self._registry = registry
+        self._ready = ready
+        self._server: asyncio.Server | None = None
+        self.address = ""
+
+    async def listen(self, host: str, port: int, advertise: str | None) -> None:
+        """Raises StartError."""
+        try:
+            self._server = await asyncio.start_server(self._serve, host or None, port, limit=16 << 10)
+        except OSError as error:
+            reason = "the port is in use; set metricsPort to another port" if "in use" in str(error) else error.strerror
+            raise StartError(f"cannot serve metrics on {join_address(host, port)}: {reason}") from None
+        self.address = join_address(advertised_host(host, advertise), self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            status, content_type, body = self._answer(head.split(b"\r\n", 1)[0].split())
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+                "Connection: close\r\n\r\n".encode() + body
+            )
+            await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError, TimeoutError, OSError):
+            pass  # the scraper went away or does not speak HTTP
+        finally:
+            writer.close()
+
+    def _answer(self, request_line: list[bytes]) -> tuple[str, str, bytes]:
+        if len(request_line) != 3 or request_line[0] not in (b"GET", b"HEAD"):
+            return "405 Method Not Allowed", _TEXT, b"only GET\n"
+        path = request_line[1].split(b"?")[0]
+        if path == b"/metrics":
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._registry)
+        if path == b"/healthz":
+            return "200 OK", _TEXT, b"ok\n"
+        if path == b"/readyz":
+            missing = self._ready()
+            return ("503 Service Unavailable" if missing else "200 OK"), _TEXT, f"{missing or 'ready'}\n".encode()
+        return "404 Not Found", _TEXT, b"try /metrics, /healthz or /readyz\n"

@@ -1,0 +1,73 @@
+"""Life of a server process: settings, READY line, signals, one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from transfer_queue.config.document import Document, load_document
+from transfer_queue.errors import TransferQueueError
+
+__all__ = ["announce_ready", "new_event_loop", "run_process"]
+
+D = TypeVar("D", bound=Document)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's if it is installed (and ``TQ_EVENT_LOOP`` does not say ``asyncio``), else asyncio's."""
+    if os.environ.get("TQ_EVENT_LOOP", "uvloop") == "uvloop":
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+    return asyncio.new_event_loop()
+
+
+def announce_ready(**facts: Any) -> None:
+    """Print the one line on stdout that tells a launcher where this process serves."""
+    print("READY " + json.dumps({**facts, "pid": os.getpid()}), flush=True)
+
+
+def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[None]], prog: str) -> int:
+    """Run ``main(settings, stop)`` until SIGTERM, SIGINT, or with ``--die-with-parent`` end of file on stdin.
+
+    Returns the exit code; an expected fault is one line on stderr and code 1.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}")
+    parser.add_argument("--config", required=True, help="YAML or JSON file of settings")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when standard input reaches its end")
+    arguments = parser.parse_args()
+    loop = new_event_loop()
+    stop = asyncio.Event()
+    try:
+        settings = load_document(model, arguments.config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        if arguments.die_with_parent:
+            _watch_stdin(loop, stop)
+        loop.run_until_complete(main(settings, stop))
+    except TransferQueueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        loop.close()
+    return 0
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

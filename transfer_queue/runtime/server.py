@@ -1,0 +1,116 @@
+"""What the controller and the storage unit share as servers: listening, the handshake, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ssl import SSLContext
+from typing import Any
+
+import msgspec
+
+from transfer_queue.errors import RequestError, StartError, TransferQueueError
+from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.wire.frames import Limits
+from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
+
+__all__ = ["Server", "advertised_host", "join_address"]
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised_host(host: str, advertise: str | None) -> str:
+    """The host name that others reach a listener on ``host`` by."""
+    if advertise:
+        return advertise
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+
+
+class Server:
+    """Listens, admits peers by their Hello, and passes their messages to the methods that subclasses fill in."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any], keepalive: Keepalive, limits: Limits = Limits()) -> None:
+        self._decoder = decoder
+        self._keepalive = keepalive
+        self._limits = limits
+        self._server: asyncio.Server | None = None
+        self.connections: set[Connection] = set()
+        self.address = ""
+
+    async def listen(self, host: str, port: int, advertise: str | None, ssl: SSLContext | None = None) -> None:
+        """Raises StartError if the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._make, host or None, port, ssl=ssl, backlog=4096)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if "in use" in str(error):
+                reason = "the port is in use; stop the other process or choose another port"
+            raise StartError(f"cannot listen on {join_address(host, port)}: {reason}") from None
+        bound = self._server.sockets[0].getsockname()[1]
+        self.address = join_address(advertised_host(host, advertise), bound)
+
+    async def close(self) -> None:
+        """Stop listening and drop all connections. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self.connections):
+            connection.close()
+
+    # -------------------------------------------------------------------------------------- for subclasses to fill in
+
+    def welcome(self, connection: Connection, hello: Hello) -> Welcome:
+        """Admit a peer: set ``connection.context``, return the answer. Raise a TransferQueueError to refuse."""
+        raise NotImplementedError
+
+    def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        raise NotImplementedError
+
+    def notice(self, connection: Connection, body: Any) -> None:
+        raise NotImplementedError
+
+    def gone(self, connection: Connection) -> None:
+        """An admitted peer disconnected."""
+        raise NotImplementedError
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        raise RequestError(f"{type(body).__name__} takes no payload")
+
+    # ------------------------------------------------------------------------------------------------------- Endpoint
+
+    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        if connection.context is not None and not isinstance(body, Hello):
+            self.serve(connection, request, body, payload, floor)
+            return
+        try:
+            if not isinstance(body, Hello) or connection.context is not None:
+                raise RequestError("a connection begins with exactly one Hello")
+            if body.protocol != PROTOCOL:
+                raise RequestError(
+                    f"this server speaks protocol {PROTOCOL}, the peer {body.protocol}; install the same version on both"
+                )
+            reply = self.welcome(connection, body)
+        except TransferQueueError as error:
+            connection.fail(request, error)
+            connection.finish()
+            return
+        self.connections.add(connection)
+        connection.peer = f"{body.role} {body.client_id}"
+        connection.reply(request, reply)
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        if connection.context is None:
+            connection.abort("a connection begins with Hello")
+        else:
+            self.notice(connection, body)
+
+    def on_lost(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if connection.context is not None:
+            self.gone(connection)
+
+    def _make(self) -> Connection:
+        return Connection(self, self._decoder, self._keepalive, limits=self._limits)

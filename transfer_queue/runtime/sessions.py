@@ -1,0 +1,112 @@
+"""What the controller remembers of its clients and storage units beyond their connections."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from transfer_queue.control.commands import Clear, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.errors import RequestError, StorageKeyNotFoundError
+from transfer_queue.runtime.connection import Connection
+from transfer_queue.wire.messages import Hello, UnitInfo
+
+__all__ = ["ClientSession", "ClientSessions", "UnitSession"]
+
+_MUTATING = (Commit, Fetch, SetTags, Clear, ResetConsumption)
+_KEPT_REPLIES = 1024
+
+
+@dataclass(eq=False)
+class ClientSession:
+    """One client, over however many connections. ``writer`` identifies it to the core and in its block ids."""
+
+    writer: int
+    client_id: str
+    connection: Connection | None = None
+    lost_at: float = 0.0
+    parked: dict[int, bool] = field(default_factory=dict)
+    """Parked requests; the value says whether the reply is kept for a retry."""
+    announced: dict[int, int] = field(default_factory=dict)
+    """block -> unit of puts that may never be committed."""
+    fenced: set[int] = field(default_factory=set)
+    """Blocks that were freed before their commit came; it must be refused."""
+    _replies: dict[int, Reply] = field(default_factory=dict)
+
+    def kept_reply(self, request: int) -> Reply | None:
+        return self._replies.get(request)
+
+    def keep_reply(self, request: int, reply: Reply) -> None:
+        """Remember the answer of a mutating request until the client says that it has it."""
+        self._replies[request] = reply
+        if len(self._replies) > _KEPT_REPLIES:
+            del self._replies[next(iter(self._replies))]
+
+    def settle(self, floor: int) -> None:
+        """The client will never again ask for requests below ``floor``."""
+        for request in [number for number in self._replies if number < floor]:
+            del self._replies[request]
+
+    @staticmethod
+    def is_mutating(command: Any) -> bool:
+        return isinstance(command, _MUTATING)
+
+    def check_commit(self, command: Commit) -> None:
+        """Refuse blocks of another session and blocks that are already freed."""
+        for ref in command.blocks:
+            if ref.block >> 32 != self.writer:
+                raise RequestError(f"block {ref.block:#x} was not written by this client session")
+            if ref.block in self.fenced:
+                raise StorageKeyNotFoundError(f"block {ref.block:#x} was freed before its commit; put it again")
+
+    def committed(self, command: Commit) -> None:
+        for ref in command.blocks:
+            self.announced.pop(ref.block, None)
+
+
+class ClientSessions:
+    """Sessions by writer number. Numbers start at random so that they differ between lives of a controller."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._next_writer = 1 + secrets.randbelow(2**30)
+        self._by_writer: dict[int, ClientSession] = {}
+
+    def admit(self, hello: Hello, connection: Connection) -> tuple[ClientSession, bool]:
+        """The session of a new connection, and whether it continues an earlier one."""
+        session = self._by_writer.get(hello.writer) if hello.run == self._run else None
+        resumed = session is not None and session.client_id == hello.client_id
+        if session is None or not resumed:
+            session = ClientSession(self._next_writer, hello.client_id)
+            self._next_writer += 1
+            self._by_writer[session.writer] = session
+        session.connection = connection
+        return session, resumed
+
+    def get(self, writer: int) -> ClientSession | None:
+        return self._by_writer.get(writer)
+
+    def expired(self, before: float) -> list[ClientSession]:
+        """Remove and return the sessions that lost their connection earlier than ``before``."""
+        found = [item for item in self if item.connection is None and item.lost_at < before]
+        for session in found:
+            del self._by_writer[session.writer]
+        return found
+
+    def __iter__(self) -> Iterator[ClientSession]:
+        return iter(self._by_writer.values())
+
+    def __len__(self) -> int:
+        return len(self._by_writer)
+
+
+@dataclass(eq=False)
+class UnitSession:
+    """One incarnation of a storage unit."""
+
+    info: UnitInfo
+    incarnation: str
+    connection: Connection | None
+    lost_at: float = 0.0
+    blocks: int = 0

@@ -1,0 +1,273 @@
+"""A storage unit process: a backend's UnitStore behind sockets.
+
+``python -m transfer_queue.runtime.storage_unit --config FILE`` with a StorageUnitConfig.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import sys
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import msgspec
+
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.http import StatusServer
+from transfer_queue.runtime.metrics import unit_registry
+from transfer_queue.runtime.process import announce_ready, run_process
+from transfer_queue.runtime.server import Server
+from transfer_queue.runtime.units import pack_blocks, unpack_blocks
+from transfer_queue.storage.base import ClientServing, Served, StoreContext, UnitStore
+from transfer_queue.storage.registry import open_store
+from transfer_queue.wire.messages import (
+    ControllerReply,
+    Envelope,
+    FreeBlocks,
+    Hello,
+    Join,
+    ReportOrphans,
+    UnitReport,
+    UnitRequest,
+    Welcome,
+)
+
+__all__ = ["StorageUnit", "main"]
+
+log = logging.getLogger(__name__)
+
+_CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
+_CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+_JOIN_TIMEOUT_S = 30.0
+_RETRY_S = (0.1, 2.0)
+
+
+class _ClientPeer:
+    """A client's connection as the store sees it."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.client_id = hello.client_id
+        self.writer = hello.writer
+
+
+class BlockServer(Server):
+    """Passes clients' requests to a store that serves them."""
+
+    def __init__(self, store: ClientServing, keepalive: Keepalive, link: ControllerLink) -> None:
+        super().__init__(_CLIENTS, keepalive)
+        self._store = store
+        self._link = link
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def welcome(self, connection: Connection, hello: Hello) -> Welcome:
+        peer = _ClientPeer(hello)
+        attributes = self._store.connected(peer)
+        connection.context = peer
+        return Welcome("unit", attributes=attributes)
+
+    def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        try:
+            answer = self._store.serve(connection.context, body, payload)
+        except TransferQueueError as error:
+            connection.fail(request, error)
+        except Exception as error:  # boundary of a request: the caller gets it, the unit goes on
+            log.exception("request %s failed", type(body).__name__)
+            connection.fail(request, RequestError(f"{type(error).__name__} in the storage unit: {error}"))
+        else:
+            if isinstance(answer, Served):
+                connection.reply(request, answer.reply, answer.payload, answer.sent)
+            else:
+                task = asyncio.get_running_loop().create_task(self._serve_later(connection, request, answer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _serve_later(self, connection: Connection, request: int, work: Coroutine[Any, Any, Served]) -> None:
+        try:
+            answer = await work
+        except TransferQueueError as error:
+            connection.fail(request, error)
+        except Exception as error:  # boundary of a request
+            log.exception("request failed")
+            connection.fail(request, RequestError(f"{type(error).__name__} in the storage unit: {error}"))
+        else:
+            connection.reply(request, answer.reply, answer.payload, answer.sent)
+
+    def notice(self, connection: Connection, body: Any) -> None:
+        self._store.notice(connection.context, body)
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        if connection.context is None:
+            raise RequestError("a connection begins with Hello")
+        return self._store.receive_buffer(connection.context, body, nbytes)
+
+    def gone(self, connection: Connection) -> None:
+        orphans = self._store.disconnected(connection.context)
+        if orphans:
+            self._link.report_orphans(orphans)
+
+
+class ControllerLink:
+    """The connection that a storage unit keeps to its controller: it registers, reports and is told what to free."""
+
+    def __init__(self, config: StorageUnitConfig, store: UnitStore, keepalive: Keepalive) -> None:
+        self.address = ""
+        """Where clients reach this unit; set before ``run``."""
+        self.connected = False
+        self._config = config
+        self._store = store
+        self._keepalive = keepalive
+        self._incarnation = secrets.token_hex(8)
+        self._connection: Connection | None = None
+        self._lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def report_orphans(self, blocks: list[int]) -> None:
+        """Not connected: the inventory of the next registration tells the controller."""
+        if self._connection is not None:
+            self._connection.send(ReportOrphans(pack_blocks(blocks)))
+
+    async def run(self, registered: asyncio.Event) -> None:
+        """Stay registered for ever. Raises ConnectionLostError if the first registration fails for too long."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._config.start_timeout
+        delay = _RETRY_S[0]
+        while True:
+            try:
+                await self._register()
+            except TransferQueueError as error:
+                if not registered.is_set() and (
+                    loop.time() >= give_up or not isinstance(error, ConnectionLostError | TimeoutError)
+                ):
+                    raise
+                log.info("not registered: %s", error)
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # spread the reconnects of many units
+                delay = min(delay * 2, _RETRY_S[1])
+            else:
+                registered.set()
+                delay = _RETRY_S[0]
+                await self._report_until_lost()
+
+    async def _register(self) -> None:
+        config = self._config
+        self._lost.clear()
+        connection = await self._connect()
+        try:
+            stats = self._store.stats()
+            join = Join(
+                config.name,
+                self._incarnation,
+                self.address,
+                stats.capacity,
+                stats.used,
+                pack_blocks(await self._store.inventory()),
+                self._store.attributes(),
+            )
+            joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
+        except (TransferQueueError, asyncio.CancelledError):
+            connection.close()
+            raise
+        self._connection = connection
+        self.connected = True
+        self._store.registered(joined.unit, joined.run)
+        await self._store.free(unpack_blocks(joined.unknown))
+
+    async def _connect(self) -> Connection:
+        hello = Hello("unit", self._config.name)
+        failure: TransferQueueError | None = None
+        for address in self._config.controller:
+            try:
+                return await connect(
+                    address, hello, self, _CONTROLLER, self._keepalive, what="controller", timeout_s=10.0
+                )
+            except (ConnectionLostError, TimeoutError) as error:
+                failure = cast("TransferQueueError", error)
+        assert failure is not None
+        raise failure
+
+    async def _report_until_lost(self) -> None:
+        while self._connection is not None and not self._connection.closed:
+            self._connection.send(UnitReport(self._store.stats()))
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), self._config.timing.heartbeat)
+
+    # ------------------------------------------------------------------------------------------------------- Endpoint
+
+    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        connection.fail(request, RequestError("a storage unit serves no requests of the controller"))
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        if isinstance(body, FreeBlocks):
+            task = asyncio.get_running_loop().create_task(self._store.free(unpack_blocks(body.blocks)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        raise RequestError("a storage unit takes no payload from the controller")
+
+    def on_lost(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self.connected = False
+            self._lost.set()
+
+
+async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
+    """Run a storage unit until ``stop`` is set."""
+    settings = {"prefault": config.prefault, **config.backend.settings}
+    store = await open_store(
+        config.backend.kind, StoreContext(config.name, config.capacity, settings, config.directory, log.warning)
+    )
+    keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
+    link = ControllerLink(config, store, keepalive)
+    status = StatusServer(
+        unit_registry(config.name, store.stats), lambda: "" if link.connected else "not registered with the controller"
+    )
+    server: BlockServer | None = None
+    registered = asyncio.Event()
+    running: asyncio.Task[None] | None = None
+    try:
+        if hasattr(store, "serve"):
+            server = BlockServer(cast("ClientServing", store), keepalive, link)
+            await server.listen(config.host, config.port, config.advertise_host)
+            link.address = server.address
+        if config.metrics_port is not None:
+            await status.listen(config.host, config.metrics_port, config.advertise_host)
+        running = asyncio.create_task(link.run(registered))
+        await _first(running, registered, stop)
+        if registered.is_set():
+            announce_ready(name=config.name, address=link.address or None, metrics=status.address or None)
+        await _first(running, stop)
+    finally:
+        if running is not None:
+            running.cancel()
+        status.close()
+        if server is not None:
+            await server.close()
+        await store.close()
+
+
+async def _first(running: asyncio.Task[None], *events: asyncio.Event) -> None:
+    """Wait for any of the events, or raise what ended ``running``."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if running.done():
+        running.result()
+
+
+def main() -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return run_process(StorageUnitConfig, serve, "transfer_queue.runtime.storage_unit")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

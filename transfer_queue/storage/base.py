@@ -1,0 +1,238 @@
+"""What a storage backend is: a client side that moves blocks, and a unit side that owns and frees them.
+
+A backend never knows rows, keys or partitions. It stores *blocks*: immutable bytes under a 63-bit block id that is never
+reused, on a storage unit that the client chose. The controller decides when a block is dead and tells the unit.
+
+The two sides live in different processes:
+
+- ``Backend`` in every client, made by ``open_backend(BackendContext)``; all its methods run on the client's I/O loop;
+- ``UnitStore`` in every storage unit process, made by ``open_store(StoreContext)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from transfer_queue.wire.messages import UnitInfo, UnitStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transfer_queue.columns.block import BlockView, EncodedBlock
+
+    Rows = tuple[int, int] | NDArray[np.int32]
+    """Rows of a block: a half-open range, or positions."""
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "BlockRead",
+    "Buffer",
+    "Capabilities",
+    "Channel",
+    "ClientServing",
+    "Fetched",
+    "FetchedBlock",
+    "Peer",
+    "Served",
+    "StoreContext",
+    "UnitInfo",
+    "UnitStats",
+    "UnitStore",
+]
+
+Buffer = memoryview | bytes | bytearray
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the client may rely on. The defaults describe the least capable backend."""
+
+    tracks_writers: bool = False
+    """The unit notices by itself that the writer of an uncommitted block is gone. Without this the client announces
+    every block to the controller before it stores it, and the controller frees what was never committed."""
+    shared_memory: bool = False
+    """``Fetched`` views may alias memory of the unit, valid until ``release``."""
+    max_block_bytes: int | None = None
+    """Larger puts are split by rows."""
+
+
+@dataclass(frozen=True)
+class BlockRead:
+    """Rows and fields of one block; ``None`` means all. ``nbytes``: size of the whole block if the reader knows it."""
+
+    unit: UnitInfo
+    block: int
+    fields: list[str] | None = None
+    rows: Rows = None
+    nbytes: int | None = None
+
+
+class FetchedBlock(NamedTuple):
+    """The answer to one BlockRead: the wanted rows are rows ``rows`` of ``view``.
+
+    A backend may return the whole block (``rows`` as asked) or just the part (``rows`` is then ``(0, n)``). ``None``
+    means all rows of the view.
+    """
+
+    view: BlockView
+    rows: Rows
+
+
+class Fetched(Protocol):
+    """Blocks that were read, in the order of the reads."""
+
+    @property
+    def blocks(self) -> Sequence[FetchedBlock]: ...
+
+    def release(self) -> None:
+        """Give back leases and buffers; the views are invalid afterwards. Idempotent; safe from any thread."""
+
+
+class Backend(Protocol):
+    """Client side of a backend. Methods run on the I/O loop and may be called concurrently."""
+
+    name: str
+    capabilities: Capabilities
+
+    async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        """Store ``block`` on ``unit`` and return its size in storage (bytes), once the unit acknowledged it.
+
+        Waits up to ``wait_s`` seconds for space. On any error nothing stays stored.
+        Raises CapacityError, ConnectionLostError.
+        """
+
+    async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> Fetched:
+        """Read blocks, possibly from many units at once.
+
+        Raises StorageKeyNotFoundError for a block that is gone, ConnectionLostError for a unit that cannot be reached,
+        WaitTimeoutError.
+        """
+
+    async def discard(self, block_id: int, unit: UnitInfo) -> None:
+        """Drop a block whose commit failed. A unit that cannot be reached is fine: the block is freed with its writer."""
+
+    async def close(self) -> None:
+        """Give up connections and buffers. Idempotent."""
+
+
+class Channel(Protocol):
+    """A connection to a server: requests go out, replies come back in any order. Given by the runtime."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def welcome(self) -> Any:
+        """The server's answer to the handshake."""
+
+    async def request(
+        self,
+        message: Any,
+        payload: Sequence[Buffer] = (),
+        *,
+        timeout_s: float,
+        into: Callable[[int], memoryview] | None = None,
+    ) -> tuple[Any, memoryview | None]:
+        """Send a message of :mod:`transfer_queue.wire.messages` and wait for (reply, payload).
+
+        ``payload`` buffers are sent without joining them and must stay unchanged until the reply. ``into(nbytes)`` gives
+        the buffer that the reply's payload is received into; default: a fresh one.
+        Raises what the server raised, ConnectionLostError, WaitTimeoutError.
+        """
+
+    def send(self, message: Any) -> None:
+        """Send a message that has no reply. A closed channel drops it."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class BackendContext:
+    """What the client gives its backend."""
+
+    client_id: str
+    writer: int
+    """This client's writer number; block ids are ``(writer << 32) | count``."""
+    run: str
+    """Identity of the queue's life: changes when the controller starts empty."""
+    settings: dict[str, Any]
+    """The backend's settings, from the controller."""
+    connect: Callable[[str], Awaitable[Channel]]
+    """Open a channel to ``host:port`` of a unit. Raises ConnectionLostError."""
+    run_copy: Callable[[Callable[[], T]], Awaitable[T]]
+    """Run a long copy or blocking call on the client's worker thread (there is one); the loop stays responsive."""
+
+
+@dataclass(frozen=True)
+class StoreContext:
+    """What a storage unit process gives its store."""
+
+    name: str
+    capacity: int
+    """Bytes."""
+    settings: dict[str, Any]
+    directory: str
+    """Where files of shared memory may be made (tmpfs)."""
+    log: Callable[[str], None] = field(default=lambda text: None)
+
+
+class UnitStore(Protocol):
+    """Unit side of a backend. Methods run on the unit's loop; none may block it."""
+
+    def attributes(self) -> dict[str, Any]:
+        """What clients need to reach this unit; plain msgpack values. Asked at each registration."""
+
+    def registered(self, unit: int, run: str) -> None:
+        """The controller gave this unit its number. Called again after each reconnect, maybe with a new run."""
+
+    async def free(self, blocks: Sequence[int]) -> None:
+        """Drop blocks; unknown ids are ignored. Blocks under lease become unreadable now, their memory is recycled later."""
+
+    async def inventory(self) -> list[int]:
+        """Ids of all blocks held."""
+
+    def stats(self) -> UnitStats: ...
+
+    async def close(self) -> None:
+        """Give back memory, files and segments. Idempotent."""
+
+
+class Peer(Protocol):
+    """A client's connection as a unit's server sees it; hashable, one per connection."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    @property
+    def writer(self) -> int:
+        """The client's writer number; 0 for one that never writes."""
+
+
+class Served(NamedTuple):
+    """The answer to a client's request. ``sent`` runs once ``payload`` is no longer needed."""
+
+    reply: Any
+    payload: Sequence[Buffer] = ()
+    sent: Callable[[], None] | None = None
+
+
+class ClientServing(Protocol):
+    """What a UnitStore additionally has if clients send requests to the unit's own server."""
+
+    def connected(self, peer: Peer) -> dict[str, Any]:
+        """A client shook hands; the result is added to the attributes in its Welcome."""
+
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        """Answer one request, at once or by a coroutine. Raises TransferQueueErrors."""
+
+    def notice(self, peer: Peer, message: Any) -> None: ...
+
+    def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
+        """Where a request's payload shall be received; None: a fresh buffer. Raises to refuse it."""
+
+    def disconnected(self, peer: Peer) -> list[int]:
+        """A client is gone. Returns blocks that may lack a commit; the unknown ones come back in ``free``."""

@@ -1,0 +1,224 @@
+"""Client side of the memory backend: shared memory on the unit's host, TCP elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.errors import ConnectionLostError, TransferQueueError
+from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
+from transfer_queue.storage.memory.arena import NONCE_BYTES
+from transfer_queue.storage.memory.liveness import take_lock
+from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
+
+__all__ = ["INLINE_BYTES", "MemoryBackend", "open_backend"]
+
+INLINE_BYTES = 64 << 10
+"""Blocks up to this size travel within the Put message."""
+_THREAD_BYTES = 512 << 10
+"""Copies from this size on go to the worker thread; shorter ones cost less than the change of thread."""
+_ANSWER_S = 30.0
+_SLOWEST_BYTES_PER_S = 10e6
+"""A transfer may take as long as this rate needs; a dead peer is noticed by heartbeat much earlier."""
+
+
+class _Mapping:
+    """A unit's arena mapped into this process."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        """Raises OSError or ValueError if the file is not there, or not the unit's own."""
+        self.path = str(attributes["path"])
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            nonce = os.pread(descriptor, NONCE_BYTES, 0)
+            if nonce != attributes["nonce"] or os.fstat(descriptor).st_size != attributes["size"]:
+                raise ValueError("another file of the same name")
+            take_lock(descriptor, attributes["lock"])
+            self._map = mmap.mmap(descriptor, attributes["size"])
+        finally:
+            os.close(descriptor)  # the map keeps a descriptor of its own, and with it the lock
+        # A forked child must not hold on to the arena, nor to the lock that says this process lives.
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self.buffer = memoryview(self._map)
+
+    def close(self) -> None:
+        with suppress(BufferError):  # views that the user still holds keep the map alive
+            self.buffer.release()
+            self._map.close()
+
+    def close_in_child(self) -> None:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}") == self.path:
+                    os.close(int(name))
+
+
+class _Link:
+    """A unit as this client reaches it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.mapping: _Mapping | None = None
+        with suppress(OSError, ValueError, KeyError):
+            self.mapping = _Mapping(channel.welcome.attributes)
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.mapping is not None:
+            self.mapping.close()
+
+
+class _Fetched:
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        self.blocks: list[FetchedBlock] = [None] * count  # type: ignore[list-item]
+        self._loop = loop
+        self._leases: list[tuple[Channel, int]] = []
+
+    def add_lease(self, channel: Channel, lease: int) -> None:
+        self._leases.append((channel, lease))
+
+    @property
+    def intact(self) -> bool:
+        return all(not channel.closed for channel, _ in self._leases)
+
+    def release(self) -> None:
+        leases, self._leases = self._leases, []
+        if leases:
+            self._loop.call_soon_threadsafe(_release, leases)
+
+
+def _release(leases: list[tuple[Channel, int]]) -> None:
+    for channel, lease in leases:
+        channel.send(Release(lease))
+
+
+class MemoryBackend:
+    """See ``storage.base.Backend``."""
+
+    name = "simple"
+    capabilities = Capabilities(tracks_writers=True, shared_memory=True)
+
+    def __init__(self, context: BackendContext) -> None:
+        self._context = context
+        self._use_shared_memory = bool(context.settings.get("sharedMemory", True))
+        self._links: dict[int, _Link] = {}
+        self._opening: dict[int, asyncio.Lock] = {}
+
+    async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        link = await self._link(unit)
+        nbytes = block.nbytes
+        timeout_s = wait_s + _ANSWER_S + nbytes / _SLOWEST_BYTES_PER_S
+        if nbytes <= INLINE_BYTES:
+            await link.channel.request(Put(block_id, wait_s), block.segments(), timeout_s=timeout_s)
+            return nbytes
+        try:
+            extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s), timeout_s=timeout_s)
+            if link.mapping is None:
+                await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)
+            else:
+                await self._copy_in(block, link.mapping.buffer[extent.offset : extent.offset + nbytes])
+                await link.channel.request(Seal(block_id), timeout_s=timeout_s)
+        except (TransferQueueError, asyncio.CancelledError):
+            link.channel.send(Abort(block_id))
+            raise
+        return nbytes
+
+    async def _copy_in(self, block: EncodedBlock, target: memoryview) -> None:
+        if block.nbytes < _THREAD_BYTES:
+            block.write_into(target)
+        else:
+            await self._context.run_copy(lambda: block.write_into(target))
+
+    async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> _Fetched:
+        fetched = _Fetched(asyncio.get_running_loop(), len(reads))
+        by_unit: dict[int, list[int]] = {}
+        for position, read in enumerate(reads):
+            by_unit.setdefault(read.unit.unit, []).append(position)
+        work = [self._get_from(reads, positions, fetched, timeout_s) for positions in by_unit.values()]
+        try:
+            if len(work) == 1:
+                await work[0]
+            else:
+                results = await asyncio.gather(*work, return_exceptions=True)
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+        except BaseException:
+            fetched.release()
+            raise
+        return fetched
+
+    async def _get_from(
+        self, reads: Sequence[BlockRead], positions: list[int], fetched: _Fetched, timeout_s: float
+    ) -> None:
+        link = await self._link(reads[positions[0]].unit)
+        if link.mapping is not None:
+            opened, _ = await link.channel.request(
+                Open([reads[position].block for position in positions]), timeout_s=timeout_s
+            )
+            fetched.add_lease(link.channel, opened.lease)
+            for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
+                view = BlockView(link.mapping.buffer[offset : offset + nbytes])
+                fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
+            return
+        reply, payload = await link.channel.request(
+            Read([_part(reads[position]) for position in positions]), timeout_s=timeout_s
+        )
+        offset = 0
+        for position, nbytes in zip(positions, reply.sizes, strict=True):
+            if payload is None:
+                raise ConnectionLostError(f"storage unit {reads[position].unit.name} sent no data")
+            fetched.blocks[position] = FetchedBlock(BlockView(payload[offset : offset + nbytes]), None)
+            offset += nbytes
+
+    async def discard(self, block_id: int, unit: UnitInfo) -> None:
+        link = self._links.get(unit.unit)
+        if link is not None:
+            link.channel.send(Abort(block_id))
+
+    async def close(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    def abandon_in_child(self) -> None:
+        """After a fork: let go of what the parent's connections hold, without a word to the units."""
+        for link in self._links.values():
+            if link.mapping is not None:
+                link.mapping.close_in_child()
+
+    async def _link(self, unit: UnitInfo) -> _Link:
+        link = self._links.get(unit.unit)
+        if link is not None and not link.channel.closed:
+            return link
+        async with self._opening.setdefault(unit.unit, asyncio.Lock()):
+            link = self._links.get(unit.unit)
+            if link is None or link.channel.closed:
+                if link is not None:
+                    link.close()
+                link = _Link(await self._context.connect(unit.address))
+                if not self._use_shared_memory and link.mapping is not None:
+                    link.mapping.close()
+                    link.mapping = None
+                self._links[unit.unit] = link
+        return link
+
+
+def _part(read: BlockRead) -> ReadPart:
+    rows = read.rows
+    return ReadPart(read.block, read.fields, rows if rows is None or isinstance(rows, tuple) else _i32(rows))
+
+
+def _i32(rows: Any) -> bytes:
+    return np.asarray(rows, dtype="<i4").tobytes()
+
+
+async def open_backend(context: BackendContext) -> MemoryBackend:
+    return MemoryBackend(context)

@@ -1,0 +1,367 @@
+"""Unit side of the memory backend: blocks in one shared-memory arena."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
+from transfer_queue.storage.memory.arena import Arena, ArenaFile
+from transfer_queue.storage.memory.liveness import holds_lock
+from transfer_queue.wire import messages as wire
+
+__all__ = ["INLINE_BYTES", "MemoryStore", "open_store"]
+
+INLINE_BYTES = 64 << 10
+"""Blocks up to this size travel within the Put message."""
+_LOCK_POLL_S = 0.5
+
+
+@dataclass(eq=False)
+class _Block:
+    offset: int
+    nbytes: int
+    writer: Peer
+    sealed: bool = False
+    filling: bool = False
+    """Its bytes are arriving right now; it must not be freed under the receiver."""
+    dropped: bool = False
+
+
+@dataclass(eq=False)
+class _PeerState:
+    lock: int
+    unsealed: set[int] = field(default_factory=set)
+    leases: dict[int, list[_Block]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Waiter:
+    nbytes: int
+    future: asyncio.Future[int]
+
+
+class MemoryStore:
+    """Blocks by id; see :mod:`transfer_queue.wire.messages` for what clients may ask."""
+
+    def __init__(self, context: StoreContext, file: ArenaFile) -> None:
+        self._context = context
+        self._file = file
+        self._arena = Arena(file.capacity)
+        self._blocks: dict[int, _Block] = {}
+        self._by_writer: dict[int, set[int]] = {}
+        self._peers: dict[Peer, _PeerState] = {}
+        self._writers: dict[int, int] = {}
+        self._waiters: deque[_Waiter] = deque()
+        self._ghosts: list[_PeerState] = []
+        self._ghost_timer: asyncio.TimerHandle | None = None
+        self._next_lock = self._next_lease = 1
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------------ UnitStore
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+    def registered(self, unit: int, run: str) -> None:
+        pass
+
+    async def free(self, blocks: Sequence[int]) -> None:
+        for number in blocks:
+            self._drop(number)
+        self._serve_waiters()
+
+    async def inventory(self) -> list[int]:
+        return list(self._blocks)
+
+    def stats(self) -> UnitStats:
+        return UnitStats(self._arena.capacity, self._arena.used, len(self._blocks))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._ghost_timer is not None:
+            self._ghost_timer.cancel()
+        for waiter in self._waiters:
+            waiter.future.cancel()
+        self._file.close()
+
+    # -------------------------------------------------------------------------------------------------- ClientServing
+
+    def connected(self, peer: Peer) -> dict[str, Any]:
+        lock, self._next_lock = self._next_lock, self._next_lock + 1
+        self._peers[peer] = _PeerState(lock)
+        self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
+        return {"path": self._file.path, "size": self._file.capacity, "nonce": self._file.nonce, "lock": lock}
+
+    def disconnected(self, peer: Peer) -> list[int]:
+        state = self._peers.pop(peer)
+        left = self._writers[peer.writer] = self._writers[peer.writer] - 1
+        if state.unsealed or state.leases:
+            if holds_lock(self._file.descriptor, state.lock):
+                self._ghosts.append(state)
+                self._watch_ghosts()
+            else:
+                self._bury(state)
+        if left:
+            return []
+        del self._writers[peer.writer]
+        return list(self._by_writer.get(peer.writer, ()))
+
+    def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
+        if isinstance(message, wire.Put):
+            if nbytes > INLINE_BYTES:
+                raise RequestError(f"a Put carries at most {INLINE_BYTES} bytes, not {nbytes}")
+            return None
+        if isinstance(message, wire.Fill):
+            block = self._unsealed(peer, message.block)
+            if block.filling or block.nbytes != nbytes:
+                raise RequestError(f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}")
+            block.filling = True
+            return self._file.buffer[block.offset : block.offset + nbytes]
+        raise RequestError(f"{type(message).__name__} takes no payload")
+
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        if isinstance(message, wire.Put):
+            return self._put(peer, message, payload)
+        if isinstance(message, wire.Open):
+            return self._open(peer, message)
+        if isinstance(message, wire.Read):
+            return self._read(message)
+        if isinstance(message, wire.Alloc):
+            return self._alloc(peer, message)
+        if isinstance(message, wire.Seal | wire.Fill):
+            return self._seal(peer, message)
+        if isinstance(message, wire.Stats):
+            return Served(wire.Stored(self.stats()))
+        raise RequestError(f"{type(message).__name__} is not a request of a memory storage unit")
+
+    def notice(self, peer: Peer, message: Any) -> None:
+        if isinstance(message, wire.Abort):
+            block = self._blocks.get(message.block)
+            if block is not None and message.block >> 32 == peer.writer:
+                self._drop(message.block)
+                self._serve_waiters()
+        elif isinstance(message, wire.Release):
+            for block in self._peers[peer].leases.pop(message.lease, ()):
+                self._arena.release(block.offset)
+            self._serve_waiters()
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def _put(self, peer: Peer, message: wire.Put, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        if payload is None:
+            raise RequestError("Put without payload")
+        self._check_new(peer, message.block)
+        offset = self._try_allocate(len(payload))
+        if offset is None:
+            return self._put_later(peer, message, payload)
+        return self._store(peer, message, payload, offset)
+
+    async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
+        offset = await self._wait_for_space(len(payload), message.wait_s)
+        return self._store(peer, message, payload, offset)
+
+    def _store(self, peer: Peer, message: wire.Put, payload: memoryview, offset: int) -> Served:
+        block = self._add(peer, message.block, offset, len(payload))
+        self._file.buffer[offset : offset + len(payload)] = payload
+        self._make_readable(peer, message.block, block)
+        return Served(wire.Stored(self.stats()))
+
+    def _alloc(self, peer: Peer, message: wire.Alloc) -> Served | Coroutine[Any, Any, Served]:
+        self._check_new(peer, message.block)
+        offset = self._try_allocate(message.nbytes)
+        if offset is None:
+            return self._alloc_later(peer, message)
+        self._add(peer, message.block, offset, message.nbytes)
+        return Served(wire.Extent(offset))
+
+    async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
+        offset = await self._wait_for_space(message.nbytes, message.wait_s)
+        self._add(peer, message.block, offset, message.nbytes)
+        return Served(wire.Extent(offset))
+
+    def _seal(self, peer: Peer, message: wire.Seal | wire.Fill) -> Served:
+        block = self._unsealed(peer, message.block)
+        block.filling = False
+        if block.dropped:
+            self._drop(message.block)
+            self._serve_waiters()
+            raise StorageKeyNotFoundError(f"block {message.block:#x} was dropped while it was written")
+        self._make_readable(peer, message.block, block)
+        return Served(wire.Stored(self.stats()))
+
+    def _check_new(self, peer: Peer, number: int) -> None:
+        if number in self._blocks or number >> 32 != peer.writer:
+            raise RequestError(f"block {number:#x} exists already, or belongs to another writer")
+
+    def _unsealed(self, peer: Peer, number: int) -> _Block:
+        block = self._blocks.get(number)
+        if block is None or block.sealed or block.writer is not peer:
+            raise StorageKeyNotFoundError(f"block {number:#x} is not being written over this connection")
+        return block
+
+    def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
+        state = self._peers.get(peer)
+        if state is None or number in self._blocks:  # after a wait: the writer is gone, or asked twice
+            self._arena.free(offset)
+            raise RequestError(f"block {number:#x} exists already, or its writer is gone")
+        block = self._blocks[number] = _Block(offset, nbytes, peer)
+        self._by_writer.setdefault(number >> 32, set()).add(number)
+        state.unsealed.add(number)
+        return block
+
+    def _make_readable(self, peer: Peer, number: int, block: _Block) -> None:
+        block.sealed = True
+        self._peers[peer].unsealed.discard(number)
+
+    def _drop(self, number: int) -> None:
+        block = self._blocks.get(number)
+        if block is None:
+            return
+        if block.filling or (not block.sealed and block.writer not in self._peers):
+            block.dropped = True  # the receiver, or a ghost, frees it when the memory is quiet
+            return
+        del self._blocks[number]
+        numbers = self._by_writer[number >> 32]
+        numbers.discard(number)
+        if not numbers:
+            del self._by_writer[number >> 32]
+        state = self._peers.get(block.writer)
+        if state is not None:
+            state.unsealed.discard(number)
+        self._arena.free(block.offset)
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def _open(self, peer: Peer, message: wire.Open) -> Served:
+        blocks = [self._readable(number) for number in message.blocks]
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
+        for block in blocks:
+            self._arena.lease(block.offset)
+        self._peers[peer].leases[lease] = blocks
+        return Served(wire.Extents(lease, [(block.offset, block.nbytes) for block in blocks]))
+
+    def _read(self, message: wire.Read) -> Served:
+        blocks = [self._readable(part.block) for part in message.parts]
+        payload: list[memoryview] = []
+        sizes = []
+        for block, part in zip(blocks, message.parts, strict=True):
+            data = self._file.buffer[block.offset : block.offset + block.nbytes]
+            if part.fields is None and part.rows is None:
+                payload.append(data)
+                sizes.append(len(data))
+            else:
+                selected = _select(data, part)
+                payload += selected.segments()
+                sizes.append(selected.nbytes)
+        for block in blocks:
+            self._arena.lease(block.offset)
+
+        def sent() -> None:
+            for block in blocks:
+                self._arena.release(block.offset)
+            self._serve_waiters()
+
+        return Served(wire.SubBlocks(sizes), payload, sent)
+
+    def _readable(self, number: int) -> _Block:
+        block = self._blocks.get(number)
+        if block is None or not block.sealed:
+            raise StorageKeyNotFoundError(f"block {number:#x} is gone from storage unit {self._context.name}")
+        return block
+
+    # ------------------------------------------------------------------------------------------------------------ space
+
+    def _try_allocate(self, nbytes: int) -> int | None:
+        """Space now, unless others have been waiting for longer."""
+        return self._arena.allocate(nbytes) if not self._waiters else None
+
+    async def _wait_for_space(self, nbytes: int, wait_s: float) -> int:
+        problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
+        if nbytes > self._arena.capacity:
+            raise CapacityError(f"{problem}: its capacity is {self._arena.capacity}; put smaller batches")
+        if wait_s <= 0:
+            raise CapacityError(f"{problem}: {self._arena.used} of {self._arena.capacity} are used")
+        waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            return await asyncio.wait_for(waiter.future, wait_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise CapacityError(
+                f"{problem}: {self._arena.used} of {self._arena.capacity} are used and nothing was cleared "
+                f"within {wait_s:g} s; clear consumed rows or add storage"
+            ) from None
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._serve_waiters()
+
+    def _serve_waiters(self) -> None:
+        """First come, first served: small blocks may not starve a large one."""
+        while self._waiters and not self._closed:
+            waiter = self._waiters[0]
+            if not waiter.future.done():
+                offset = self._arena.allocate(waiter.nbytes)
+                if offset is None:
+                    return
+                waiter.future.set_result(offset)
+            self._waiters.popleft()
+
+    # ------------------------------------------------------------------------------------------------------- lost clients
+
+    def _watch_ghosts(self) -> None:
+        if self._ghost_timer is None:
+            self._ghost_timer = asyncio.get_running_loop().call_later(_LOCK_POLL_S, self._check_ghosts)
+
+    def _check_ghosts(self) -> None:
+        self._ghost_timer = None
+        ghosts, self._ghosts = self._ghosts, []
+        for state in ghosts:
+            if holds_lock(self._file.descriptor, state.lock):
+                self._ghosts.append(state)
+            else:
+                self._bury(state)
+        if self._ghosts:
+            self._watch_ghosts()
+
+    def _bury(self, state: _PeerState) -> None:
+        """Nobody touches this client's memory any more: recycle it."""
+        for blocks in state.leases.values():
+            for block in blocks:
+                self._arena.release(block.offset)
+        for number in state.unsealed:
+            block = self._blocks.pop(number, None)
+            if block is not None:
+                self._by_writer[number >> 32].discard(number)
+                self._arena.free(block.offset)
+        self._serve_waiters()
+
+
+def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
+    rows = np.frombuffer(part.rows, dtype="<i4").astype(np.int64) if isinstance(part.rows, bytes) else part.rows
+    try:
+        return BlockView(data).select(part.fields, rows)
+    except TransferQueueError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"block {part.block:#x}: {error}") from None
+
+
+async def open_store(context: StoreContext) -> MemoryStore:
+    """Make the arena's file. Raises StartError."""
+    file = ArenaFile.create(context.directory, f"tq-{context.name}-{os.getpid()}", context.capacity)
+    if context.settings.get("prefault", True):
+        file.prefault_in_background()
+    return MemoryStore(context, file)
+
+

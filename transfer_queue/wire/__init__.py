@@ -1,0 +1,1 @@
+"""The protocol between processes, without I/O: frames, messages, handshake."""

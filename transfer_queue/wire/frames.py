@@ -1,0 +1,252 @@
+"""Frames: how messages lie on a byte stream. No I/O here; :mod:`transfer_queue.runtime.connection` drives it.
+
+A frame is ``u32 magic+version | u32 header bytes | u64 payload bytes | header | payload``, little-endian; the header is
+a msgpack :class:`~transfer_queue.wire.messages.Envelope`. A message whose payload exceeds ``CHUNK`` continues in further
+frames, so that short messages pass between the pieces of long ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from transfer_queue.errors import RequestError, TransferQueueError
+from transfer_queue.wire.messages import Envelope, Kind
+
+__all__ = ["CHUNK", "Incoming", "Limits", "MessageReader", "MessageWriter", "ProtocolError"]
+
+MAGIC = 0x5451_0001
+"""``TQ`` and the version of the frame format."""
+CHUNK = 4 << 20
+"""Most payload bytes in one frame."""
+_HEAD = struct.Struct("<IIQ")
+_STAGING = 128 << 10
+_DIRECT = 32 << 10
+"""From this many outstanding payload bytes on they are received straight into the target, not through the staging buffer."""
+
+Buffer = memoryview | bytes | bytearray
+
+
+class ProtocolError(RequestError):
+    """The peer sent bytes that are not this protocol; the connection is closed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that a peer may make this side allocate; checked before anything is allocated."""
+
+    header: int = 16 << 20
+    payload: int = 1 << 42
+    """Of a whole message."""
+    streams: int = 4096
+    """Messages in several frames under way at once."""
+
+
+class MessageWriter:
+    """An outgoing message, taken frame by frame with ``next_frame``."""
+
+    __slots__ = ("_header", "_kind", "_left", "_more", "_offset", "_segments", "id")
+
+    def __init__(self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()) -> None:
+        self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []
+        envelope.total = self._left = sum(map(len, self._segments))
+        header = bytearray(_HEAD.size)
+        encoder.encode_into(envelope, header, _HEAD.size)
+        self._header = header
+        self._offset = 0
+        self._more = Kind.MORE_REPLY if envelope.kind == Kind.REPLY else Kind.MORE_REQUEST
+        self.id = envelope.id
+
+    @property
+    def done(self) -> bool:
+        return not self._header and self._left == 0
+
+    def next_frame(self, encoder: msgspec.msgpack.Encoder) -> list[Buffer]:
+        """The buffers of the next frame, in order; payload buffers are the caller's own, not copies."""
+        header, self._header = self._header, bytearray()
+        if not header:
+            header = bytearray(_HEAD.size)
+            encoder.encode_into(Envelope(self._more, self.id), header, _HEAD.size)
+        size = min(self._left, CHUNK)
+        _HEAD.pack_into(header, 0, MAGIC, len(header) - _HEAD.size, size)
+        frame: list[Buffer] = [header]
+        self._left -= size
+        while size:
+            segment = self._segments[0]
+            piece = segment[self._offset : self._offset + size]
+            frame.append(piece)
+            size -= len(piece)
+            self._offset += len(piece)
+            if self._offset == len(segment):
+                del self._segments[0]
+                self._offset = 0
+        return frame
+
+
+class Incoming:
+    """A message being received. ``target`` None with ``total`` > 0: the payload is thrown away (see ``refused``)."""
+
+    __slots__ = ("envelope", "filled", "refused", "target", "total")
+
+    def __init__(self, envelope: Envelope[Any]) -> None:
+        self.envelope = envelope
+        self.total = envelope.total
+        self.filled = 0
+        self.target: memoryview | None = None
+        self.refused: TransferQueueError | None = None
+
+
+class MessageReader:
+    """Turns received bytes into messages.
+
+    The host asks ``buffer()`` where to receive and then calls ``received(n)``. ``choose(envelope, nbytes)`` names the
+    buffer a payload goes to; if it raises, the payload is thrown away and the message arrives with ``refused`` set.
+    """
+
+    def __init__(
+        self,
+        decoder: msgspec.msgpack.Decoder[Any],
+        choose: Callable[[Envelope[Any], int], memoryview | None],
+        limits: Limits = Limits(),
+    ) -> None:
+        self._decoder = decoder
+        self._choose = choose
+        self._limits = limits
+        self._staging = memoryview(bytearray(_STAGING))
+        self._start = self._end = 0
+        self._streams: dict[int, Incoming] = {}
+        self._current: Incoming | None = None
+        self._left = 0  # payload bytes of the current frame still to come
+        self._direct = False
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes shall be received; valid until ``received``."""
+        self._direct = self._left >= _DIRECT and self._start == self._end
+        if self._direct:
+            assert self._current is not None
+            target, filled = self._current.target, self._current.filled
+            if target is not None:
+                return target[filled : filled + self._left]
+            return self._staging[: min(self._left, len(self._staging))]
+        if self._start == self._end:
+            self._start = self._end = 0
+        return self._staging[self._end :]
+
+    def received(self, nbytes: int) -> list[Incoming]:
+        """Messages completed by ``nbytes`` more bytes in the buffer. Raises ProtocolError."""
+        complete: list[Incoming] = []
+        if self._direct:
+            self._advance(nbytes, complete)
+            return complete
+        self._end += nbytes
+        while self._start < self._end:
+            if self._left:
+                size = min(self._left, self._end - self._start)
+                self._copy(size)
+                self._start += size
+                self._advance(size, complete)
+            elif not self._begin_frame(complete):
+                break
+        return complete
+
+    def forget(self, envelope_kind: int, request: int) -> None:
+        """Throw away what still arrives for a message: its target may no longer be written."""
+        incoming = self._streams.get(_stream_key(envelope_kind, request))
+        if incoming is not None:
+            incoming.target = None
+
+    def _copy(self, size: int) -> None:
+        assert self._current is not None
+        target, filled = self._current.target, self._current.filled
+        if target is not None:
+            target[filled : filled + size] = self._staging[self._start : self._start + size]
+
+    def _advance(self, size: int, complete: list[Incoming]) -> None:
+        incoming = self._current
+        assert incoming is not None
+        incoming.filled += size
+        self._left -= size
+        if self._left == 0:
+            self._current = None
+            if incoming.filled == incoming.total:
+                self._streams.pop(_stream_key(incoming.envelope.kind, incoming.envelope.id), None)
+                complete.append(incoming)
+
+    def _begin_frame(self, complete: list[Incoming]) -> bool:
+        """Parse the next frame's header if all of it is here."""
+        available = self._end - self._start
+        if available < _HEAD.size:
+            self._make_room(_HEAD.size)
+            return False
+        magic, header_bytes, payload_bytes = _HEAD.unpack_from(self._staging, self._start)
+        if magic != MAGIC:
+            raise ProtocolError(f"not a TransferQueue peer, or another version: frame starts with {magic:#x}")
+        if header_bytes > self._limits.header:
+            raise ProtocolError(f"header of {header_bytes} bytes exceeds the limit of {self._limits.header}")
+        if available < _HEAD.size + header_bytes:
+            self._make_room(_HEAD.size + header_bytes)
+            return False
+        start = self._start + _HEAD.size
+        try:
+            envelope = self._decoder.decode(self._staging[start : start + header_bytes])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProtocolError(f"malformed header: {error}") from None
+        self._start = start + header_bytes
+        self._current = self._continued(envelope) if envelope.kind >= Kind.MORE_REQUEST else self._begun(envelope)
+        incoming = self._current
+        if payload_bytes > incoming.total - incoming.filled or (payload_bytes == 0 and incoming.total):
+            raise ProtocolError(f"frame of {payload_bytes} payload bytes does not fit its message of {incoming.total}")
+        self._left = payload_bytes
+        if payload_bytes == 0:
+            self._advance(0, complete)
+        return True
+
+    def _begun(self, envelope: Envelope[Any]) -> Incoming:
+        incoming = Incoming(envelope)
+        if incoming.total == 0:
+            return incoming
+        key = _stream_key(envelope.kind, envelope.id)
+        if not 0 < incoming.total <= self._limits.payload:
+            raise ProtocolError(f"payload of {incoming.total} bytes exceeds the limit of {self._limits.payload}")
+        if key in self._streams or len(self._streams) >= self._limits.streams:
+            raise ProtocolError("too many messages under way, or one id used twice")
+        try:
+            incoming.target = self._choose(envelope, incoming.total)
+        except TransferQueueError as error:
+            incoming.refused = error
+        self._streams[key] = incoming
+        return incoming
+
+    def _continued(self, envelope: Envelope[Any]) -> Incoming:
+        kind = Kind.REPLY if envelope.kind == Kind.MORE_REPLY else Kind.REQUEST
+        incoming = self._streams.get(_stream_key(kind, envelope.id))
+        if incoming is None:
+            raise ProtocolError(f"continuation of unknown message {envelope.id}")
+        return incoming
+
+    def _make_room(self, needed: int) -> None:
+        """Room for ``needed`` bytes from ``_start`` on; grows with the bytes that really came, not with what is claimed."""
+        pending = self._end - self._start
+        if self._start + needed <= len(self._staging) and self._end < len(self._staging):
+            return
+        size = len(self._staging)
+        if pending >= size // 2 and needed > size:
+            size = min(max(needed, _STAGING), size * 2)
+        staging = self._staging if size == len(self._staging) else memoryview(bytearray(size))
+        staging[:pending] = self._staging[self._start : self._end]
+        self._staging = staging
+        self._start, self._end = 0, pending
+
+
+def _stream_key(kind: int, request: int) -> int:
+    """Requests and replies number their streams apart."""
+    return ~request if kind == Kind.REPLY else request
+
+
+def _as_bytes(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -1,0 +1,330 @@
+"""Everything that travels between processes besides the commands of :mod:`transfer_queue.control.commands`.
+
+A connection begins with a request ``Hello`` and its reply ``Welcome``; any other first message closes it. Afterwards both
+sides may send requests (answered by a reply or ``Failure`` of the same id) and notices (never answered).
+"i64 bytes": little-endian int64 array; "i32 bytes": int32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from transfer_queue.control import commands
+from transfer_queue.errors import RequestError, TransferQueueError, error_class
+
+__all__ = [
+    "PROTOCOL",
+    "Abort",
+    "Alloc",
+    "Announce",
+    "Cancel",
+    "ControllerReply",
+    "ControllerRequest",
+    "Envelope",
+    "Extent",
+    "Extents",
+    "Failure",
+    "Fill",
+    "FreeBlocks",
+    "Hello",
+    "Join",
+    "Joined",
+    "Kind",
+    "Message",
+    "Open",
+    "Put",
+    "Read",
+    "ReadPart",
+    "Release",
+    "ReportOrphans",
+    "Seal",
+    "Stats",
+    "Stored",
+    "SubBlocks",
+    "UnitInfo",
+    "UnitReply",
+    "UnitReport",
+    "UnitRequest",
+    "UnitStats",
+    "UnitsChanged",
+    "Welcome",
+]
+
+PROTOCOL = 1
+"""Version of messages. Peers of different versions refuse each other in the handshake."""
+
+B = TypeVar("B")
+
+
+class Kind:
+    """What an envelope is."""
+
+    REQUEST = 0
+    REPLY = 1
+    NOTICE = 2
+    PING = 3
+    MORE_REQUEST = 4
+    """Further payload of the request with this id."""
+    MORE_REPLY = 5
+
+
+class Envelope(msgspec.Struct, Generic[B], array_like=True, omit_defaults=True):
+    """The header of a frame. ``total``: payload bytes of the whole message, over all of its frames.
+
+    ``floor``: requests below this id are settled at the sender, their kept replies may be forgotten.
+    """
+
+    kind: int
+    id: int = 0
+    total: int = 0
+    body: B | None = None
+    floor: int = 0
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of the messages here; the class name is the tag."""
+
+
+class UnitInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A storage unit as clients see it. ``attributes`` is what its store reported with ``UnitStore.attributes()``."""
+
+    unit: int
+    name: str
+    address: str
+    """host:port of the unit's own server; empty if clients never talk to it."""
+    capacity: int
+    """Bytes."""
+    used: int = 0
+    """Bytes held by blocks when the unit last reported."""
+    draining: bool = False
+    """Readable, but takes no new blocks."""
+    attributes: dict[str, Any] = {}
+
+
+class UnitStats(msgspec.Struct, frozen=True):
+    """What a unit holds, in bytes and blocks."""
+
+    capacity: int
+    used: int
+    blocks: int
+
+
+# --------------------------------------------------------------------------------------------------------- handshake
+
+
+class Hello(Message, frozen=True, tag=True, omit_defaults=True):
+    """First message of a connection. ``writer``/``run``: of an earlier Welcome, to resume after a broken connection."""
+
+    role: Literal["client", "unit"]
+    client_id: str
+    protocol: int = PROTOCOL
+    writer: int = 0
+    run: str = ""
+    token: str = ""
+
+
+class Welcome(Message, frozen=True, tag=True, omit_defaults=True):
+    """The answer to Hello. A controller fills all of it, a storage unit ``server``, timing and ``attributes``."""
+
+    server: Literal["controller", "unit"]
+    protocol: int = PROTOCOL
+    name: str = ""
+    run: str = ""
+    writer: int = 0
+    resumed: bool = False
+    backend: str = ""
+    settings: dict[str, Any] = {}
+    units: list[UnitInfo] = []
+    attributes: dict[str, Any] = {}
+
+
+class Failure(Message, frozen=True, tag=True, omit_defaults=True):
+    """A refused request; raised at the caller as the same class with the same text."""
+
+    error: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        name = type(error).__name__
+        if isinstance(error, TransferQueueError) and (error_class(name) is not RequestError or name == "RequestError"):
+            return cls(name, str(error))
+        return cls("RequestError", f"{name}: {error}")
+
+    def exception(self) -> TransferQueueError:
+        return error_class(self.error)(self.text)
+
+
+# -------------------------------------------------------------------------------------------- controller, besides Commands
+
+
+class Announce(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if the writer goes without a Commit."""
+
+    unit: int
+    block: int
+
+
+class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice of a client: it no longer waits for this request of its own."""
+
+    request: int
+
+
+class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice to clients: the storage units are now these."""
+
+    units: list[UnitInfo]
+
+
+class Join(Message, frozen=True, tag=True, omit_defaults=True):
+    """A storage unit registers. ``incarnation``: random, new at each process start. ``blocks``: what it holds, i64 bytes."""
+
+    name: str
+    incarnation: str
+    address: str
+    capacity: int
+    used: int = 0
+    blocks: bytes = b""
+    attributes: dict[str, Any] = {}
+
+
+class Joined(Message, frozen=True, tag=True, omit_defaults=True):
+    """``unknown``: blocks of the inventory that no row refers to (i64 bytes); the unit frees them."""
+
+    unit: int
+    run: str
+    unknown: bytes = b""
+
+
+class UnitReport(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice of a unit: how full it is."""
+
+    stats: UnitStats
+
+
+class ReportOrphans(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice of a unit: the writer of these blocks (i64 bytes) is gone. The controller frees what was not committed."""
+
+    blocks: bytes
+
+
+class FreeBlocks(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice to a unit: no row refers to these blocks (i64 bytes) any more."""
+
+    blocks: bytes
+
+
+# ------------------------------------------------------------------------------------------------------- storage unit
+
+
+class Put(Message, frozen=True, tag=True, omit_defaults=True):
+    """Store a small block whose bytes are the payload. Answer: Stored."""
+
+    block: int
+    wait_s: float = 0.0
+
+
+class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
+    """Reserve space for a block. Answer: Extent; CapacityError if none frees up within ``wait_s`` seconds."""
+
+    block: int
+    nbytes: int
+    wait_s: float = 0.0
+
+
+class Fill(Message, frozen=True, tag=True, omit_defaults=True):
+    """The payload is the whole content of an allocated block; seals it. Answer: Stored."""
+
+    block: int
+
+
+class Seal(Message, frozen=True, tag=True, omit_defaults=True):
+    """The writer filled the block through shared memory. Answer: Stored."""
+
+    block: int
+
+
+class Abort(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice: drop a block that will not be committed."""
+
+    block: int
+
+
+class ReadPart(msgspec.Struct, frozen=True, array_like=True):
+    """``rows``: ``(start, stop)``, i32 bytes of positions, or None for all."""
+
+    block: int
+    fields: list[str] | None = None
+    rows: tuple[int, int] | bytes | None = None
+
+
+class Read(Message, frozen=True, tag=True, omit_defaults=True):
+    """Answer: SubBlocks with the sub-blocks one after the other as payload."""
+
+    parts: list[ReadPart]
+
+
+class Open(Message, frozen=True, tag=True, omit_defaults=True):
+    """Lease blocks for reading through shared memory. Answer: Extents."""
+
+    blocks: list[int]
+
+
+class Release(Message, frozen=True, tag=True, omit_defaults=True):
+    """Notice: the lease is over."""
+
+    lease: int
+
+
+class Stats(Message, frozen=True, tag=True, omit_defaults=True):
+    """Answer: Stored."""
+
+
+class Extent(Message, frozen=True, tag=True, omit_defaults=True):
+    """Where an allocated block lies in the arena."""
+
+    offset: int
+
+
+class Extents(Message, frozen=True, tag=True, omit_defaults=True):
+    """(offset, bytes) of each opened block, readable until the lease is released or the connection ends."""
+
+    lease: int
+    extents: list[tuple[int, int]]
+
+
+class Stored(Message, frozen=True, tag=True, omit_defaults=True):
+    """The block is readable; ``stats``: how full the unit is now."""
+
+    stats: UnitStats
+
+
+class SubBlocks(Message, frozen=True, tag=True, omit_defaults=True):
+    """Bytes of each sub-block in the payload."""
+
+    sizes: list[int]
+
+
+_Command = (
+    commands.Commit
+    | commands.Lookup
+    | commands.Fetch
+    | commands.SetTags
+    | commands.Clear
+    | commands.ResetConsumption
+    | commands.ListKeys
+    | commands.ListPartitions
+    | commands.KeysOf
+    | commands.ProductionStatus
+    | commands.ConsumptionStatus
+    | commands.Snapshot
+)
+_Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
+
+ControllerRequest = Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
+ControllerReply = Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
+UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
+UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done
