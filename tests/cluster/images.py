@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.cluster.binaries import cache_lock
@@ -95,14 +96,20 @@ def build_image(name: str) -> Path:
 def load_image(archive: Path, nodes: Sequence[Node]) -> list[str]:
     """Import an OCI archive on the `nodes` that lack it and return the names of its images."""
     digests = read_digests(archive)
-    for node in nodes:
-        present = node.images()
-        if all(present.get(name) == digest for name, digest in digests.items()):
-            say(f"{', '.join(digests)} is on {node.name} already")
-            continue
-        with step(f"loading {', '.join(digests)} on {node.name}"):
-            node.load(archive)
+    with ThreadPoolExecutor() as pool:
+        # Through list(), so that a failure on a node is raised here.
+        list(pool.map(lambda node: _load_on(node, archive, digests), nodes))
     return list(digests)
+
+
+def _load_on(node: Node, archive: Path, digests: Mapping[str, str]) -> None:
+    names = ", ".join(digests)
+    present = node.images()
+    if all(present.get(name) == digest for name, digest in digests.items()):
+        say(f"{names} is on {node.name} already")
+        return
+    with step(f"loading {names} on {node.name}"):
+        node.load(archive)
 
 
 def base_image() -> str:
