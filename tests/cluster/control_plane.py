@@ -157,7 +157,7 @@ def require_kubeconfig() -> Path:
 
 def _corefile(kubeconfig: Path) -> str:
     # Names outside the cluster do not exist, at once: nothing here may ask the world.
-    return f""".:53 {{
+    return f"""cluster.local:53 in-addr.arpa:53 {{
   errors
   health 127.0.0.1:8080
   ready 127.0.0.1:8181
@@ -165,10 +165,13 @@ def _corefile(kubeconfig: Path) -> str:
     kubeconfig {kubeconfig}
     pods insecure
   }}
+  cache 5
+}}
+.:53 {{
+  errors
   template ANY ANY . {{
     rcode NXDOMAIN
   }}
-  cache 5
 }}
 """
 
