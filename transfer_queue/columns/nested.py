@@ -27,8 +27,15 @@ def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]
 
 
 def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int) -> torch.Tensor:
-    """The jagged tensor of ``values`` (ragged axis first), whose rows are split at ``offsets`` along ``axis``."""
-    return torch.nested.nested_tensor_from_jagged(values.movedim(0, axis - 1), offsets, jagged_dim=axis)
+    """The jagged tensor of ``values`` (ragged axis first), whose rows are split at ``offsets`` along ``axis``.
+
+    The row lengths' bounds are given along: without them, padding goes to the length of all rows together.
+    """
+    lengths = offsets.diff()
+    bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    return torch.nested.nested_tensor_from_jagged(
+        values.movedim(0, axis - 1), offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
+    )
 
 
 def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
