@@ -43,7 +43,7 @@ from transfer_queue.control.records import PartitionCleared, PartitionCreated, R
 from transfer_queue.control.replay import replay
 from transfer_queue.control.serving import Serving
 from transfer_queue.control.units import Units
-from transfer_queue.control.waiters import Waiter, WaitRoom
+from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
 from transfer_queue.errors import (
     CapacityError,
     DataLostError,
@@ -127,12 +127,13 @@ class ControlCore:
 
     def tick(self, now: float) -> None:
         """Answer parked requests whose deadline has come with an error."""
+        known: dict[LineKey | None, str] = {}
         for waiter in self.room.expired(now):
             error: TransferQueueError
             if isinstance(waiter.command, Commit):
                 error = self._capacity_error(waiter.command, waiter.deadline - waiter.since)
             else:
-                error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition))
+                error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition), known)
             self.log.answer(waiter.client, waiter.request, error)
             self._leave(waiter)
 
@@ -206,6 +207,8 @@ class ControlCore:
         if self.log.journaling:
             self.log.origin = (0, 0)
             self.log.record(UnitLost(unit))
+        for partition in self.partitions.values():
+            self.serving.serve_lacking(partition)
 
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
@@ -362,6 +365,7 @@ class ControlCore:
             if len(positions):
                 self.rows -= len(positions)
                 partition.clear(compact(positions))
+                self.serving.serve_lacking(partition)
         self._admit()
         return Done()
 

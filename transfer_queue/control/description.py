@@ -86,7 +86,7 @@ def _describe_waiter(client: int, request: int, command: Fetch | Commit) -> str:
 
 
 def validate(core: ControlCore) -> None:
-    """AssertionError if anything kept for speed contradicts the rows. Costs as much as the state is large: for tests."""
+    """AssertionError if anything kept for speed contradicts the rows. Its cost grows with the state: for tests."""
     assert core.rows == sum(partition.rows for partition in core.partitions.values())
     _validate_blocks(core)
     for partition in core.partitions.values():
@@ -131,10 +131,8 @@ def _validate_rows(partition: Partition) -> None:
         assert not partition.keys
     else:
         assert len(partition.key_of) == used
-        by_position = {
-            key: position + partition.base for position, key in enumerate(partition.key_of) if key is not None
-        }
-        assert by_position == partition.keys
+        by_ordinal = {ordinal: key for ordinal, key in enumerate(partition.key_of, partition.base) if key is not None}
+        assert by_ordinal == {ordinal: key for key, ordinal in partition.keys.items()}
     everything = slice(0, used)
     raw = partition.encode(everything)
     assert to_runs(partition.find_indexes(raw)[alive], 0) == to_runs(np.flatnonzero(alive), 0)
