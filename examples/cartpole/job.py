@@ -6,7 +6,9 @@ tq up -f examples/quickstart.yaml -- python examples/cartpole/job.py
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
+import os
 import signal
 import sys
 from multiprocessing.connection import wait
@@ -46,15 +48,23 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def _quieten() -> None:
+    """Leave out of the demo what two libraries print on each first use although nothing is wrong."""
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # "is_fx_tracing will return true …"
+    os.environ.setdefault("GLOG_minloglevel", "3")  # Mooncake: each new client is at first unknown to the metadata
+
+
 def _trainer(arguments: list[str]) -> None:
     import trainer
 
+    _quieten()
     trainer.main(arguments)
 
 
 def _rollout(arguments: list[str]) -> None:
     import rollout
 
+    _quieten()
     rollout.main(arguments)
 
 
