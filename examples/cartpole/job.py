@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
-import os
 import signal
 import sys
 from multiprocessing.connection import wait
@@ -49,9 +48,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _quieten() -> None:
-    """Leave out of the demo what two libraries print on each first use although nothing is wrong."""
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # "is_fx_tracing will return true …"
-    os.environ.setdefault("GLOG_minloglevel", "3")  # Mooncake: each new client is at first unknown to the metadata
+    # PyTorch prints this once in each process that makes a jagged tensor: "is_fx_tracing will return true for both …".
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _trainer(arguments: list[str]) -> None:
