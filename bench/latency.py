@@ -19,9 +19,8 @@ from tensordict import TensorDict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.integration.stack import Stack
-
 import transfer_queue as tq
+from tests.integration.stack import Stack
 
 MB = 1e6
 

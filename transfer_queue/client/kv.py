@@ -153,9 +153,7 @@ class KvOperations:
 
     # ---------------------------------------------------------------------------------------------- keys and metadata
 
-    def retrieve_meta(
-        self, keys: list[str] | str, partition_id: str, create: bool
-    ) -> Operation[Batch, BatchMeta]:
+    def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
 
         async def work() -> Batch:

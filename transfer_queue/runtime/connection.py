@@ -31,7 +31,9 @@ _PING = Envelope(Kind.PING)
 class Endpoint(Protocol):
     """What a connection reports to. Called on the loop; must not block."""
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         """Answer with ``connection.reply`` or ``connection.fail``, now or later."""
 
     def on_notice(self, connection: Connection, body: Any) -> None: ...
@@ -286,9 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.NOTICE:
             self._endpoint.on_notice(self, envelope.body)
 
-    def _expire(
-        self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float
-    ) -> None:
+    def _expire(self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float) -> None:
         if not future.done():
             future.set_exception(WaitTimeoutError(f"{self.peer} gave no answer to {what} within {timeout_s:g} s"))
 

@@ -81,7 +81,9 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------- Endpoint
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         if connection.context is not None and not isinstance(body, Hello):
             self.serve(connection, request, body, payload, floor)
             return

@@ -51,7 +51,9 @@ class MessageWriter:
 
     __slots__ = ("_header", "_kind", "_left", "_more", "_offset", "_segments", "id")
 
-    def __init__(self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()) -> None:
+    def __init__(
+        self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()
+    ) -> None:
         self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []
         envelope.total = self._left = sum(map(len, self._segments))
         header = bytearray(_HEAD.size)
