@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.control import queries
+from transfer_queue.control import queries, state
 from transfer_queue.control.arrays import compact
 from transfer_queue.control.blocks import BlockTable
 from transfer_queue.control.commands import (
@@ -32,15 +33,17 @@ from transfer_queue.control.commands import (
     StatusArrays,
     Value,
 )
+from transfer_queue.control.description import describe, validate
 from transfer_queue.control.draws import Drawer
 from transfer_queue.control.effects import PARKED, Effect, EffectLog, Parked
 from transfer_queue.control.indexes import IndexSpace
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.puts import Put, check_put
-from transfer_queue.control.records import PartitionCleared, PartitionCreated, UnitJoined, UnitLost
+from transfer_queue.control.records import PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
+from transfer_queue.control.replay import replay
 from transfer_queue.control.serving import Serving
 from transfer_queue.control.units import Units
-from transfer_queue.control.waiters import Waiter, WaitRoom
+from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
 from transfer_queue.errors import (
     CapacityError,
     DataLostError,
@@ -124,12 +127,13 @@ class ControlCore:
 
     def tick(self, now: float) -> None:
         """Answer parked requests whose deadline has come with an error."""
+        known: dict[LineKey | None, str] = {}
         for waiter in self.room.expired(now):
             error: TransferQueueError
             if isinstance(waiter.command, Commit):
                 error = self._capacity_error(waiter.command, waiter.deadline - waiter.since)
             else:
-                error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition))
+                error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition), known)
             self.log.answer(waiter.client, waiter.request, error)
             self._leave(waiter)
 
@@ -161,6 +165,39 @@ class ControlCore:
         for partition in self.partitions.values():
             self.serving.serve(partition, partition.subscriptions.values())
 
+    # -------------------------------------------------------------------------------------------------- durability
+
+    def snapshot(self) -> dict[str, Any]:
+        """All state except parked requests, as plain data that msgpack can carry. A user's sampler keeps its own."""
+        return state.dump(self)
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Into a new core: the state that `snapshot` returned. Storage units must join with their inventories, or be
+        reported lost, before what their blocks hold can be relied on."""
+        state.load(self, snapshot)
+        self.blocks.suspect_all()
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Into a new or a restored core: what happened since. Emits nothing; blocks that had to be freed meanwhile show
+        up in `unknown_blocks` when their unit joins."""
+        journaling, self.log.journaling = self.log.journaling, False
+        replay(self, records)
+        self.log.drain()
+        self.log.journaling = journaling
+        self.blocks.suspect_all()
+
+    def describe(self, *, waiters: bool = True) -> str:
+        """The whole state as text, a line a row."""
+        return describe(self, waiters=waiters)
+
+    def fingerprint(self) -> str:
+        """Equal for cores with equal state; parked requests do not count."""
+        return hashlib.sha256(self.describe(waiters=False).encode()).hexdigest()
+
+    def validate_state(self) -> None:
+        """AssertionError if the state contradicts itself; for tests."""
+        validate(self)
+
     # ------------------------------------------------------------------------------------------------ storage units
 
     def unit_lost(self, unit: int, now: float) -> None:
@@ -170,6 +207,8 @@ class ControlCore:
         if self.log.journaling:
             self.log.origin = (0, 0)
             self.log.record(UnitLost(unit))
+        for partition in self.partitions.values():
+            self.serving.serve_lacking(partition)
 
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
@@ -230,7 +269,7 @@ class ControlCore:
 
     def _carry_out(self, command: Commit, put: Put, partition: Partition | None) -> Committed:
         if partition is None:
-            partition = self._create_partition(command.partition)
+            partition = self.create_partition(command.partition)
         created = partition.create(put.created, put.new_keys) if put.created else slice(0, 0)
         self.rows += put.created
         rows = put.place(created)
@@ -238,10 +277,10 @@ class ControlCore:
         if command.tags is not None:
             partition.merge_tags(rows, command.tags)
         grown = []
-        if command.fields and put.rows:
+        if command.fields:
             grown = partition.write(rows, command.fields, command.blocks, command.lengths, fresh)
         if fresh:
-            ready = partition.layout(command.fields).sorted_names if grown or command.fields else []
+            ready = partition.layout(command.fields).sorted_names if command.fields else []
         else:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
@@ -252,7 +291,8 @@ class ControlCore:
                 break
         return reply
 
-    def _create_partition(self, name: str) -> Partition:
+    def create_partition(self, name: str) -> Partition:
+        """Not for hosts: a part of commands and of replay."""
         partition = Partition(name, self.space, self.blocks, self.log, self.serving.drawer.group)
         self.partitions[name] = partition
         if self.log.journaling:
@@ -317,7 +357,7 @@ class ControlCore:
         if partition is None:
             return Done()
         if command.keys is None and command.indexes is None:
-            self._clear_partition(partition)
+            self.clear_partition(partition)
         else:
             found = partition.find_keys(command.keys) if command.keys is not None else None
             positions = partition.find_indexes(command.indexes or b"") if found is None else found
@@ -325,10 +365,12 @@ class ControlCore:
             if len(positions):
                 self.rows -= len(positions)
                 partition.clear(compact(positions))
+                self.serving.serve_lacking(partition)
         self._admit()
         return Done()
 
-    def _clear_partition(self, partition: Partition) -> None:
+    def clear_partition(self, partition: Partition) -> None:
+        """Not for hosts: a part of commands and of replay."""
         partition.drop()
         self.rows -= partition.rows
         del self.partitions[partition.name]

@@ -112,7 +112,7 @@ class Drawer:
     ) -> Batch | Outcome:
         """A batch that was dealt before."""
         positions = as_positions(ordinals) - partition.base
-        if int(positions.min()) < 0 or not bool(partition.alive.array[positions].all()):
+        if not len(positions) or int(positions.min()) < 0 or not bool(partition.alive.array[positions].all()):
             raise StorageKeyNotFoundError(
                 f"batch {draw.batch!r} of rank {draw.rank} of task {command.task!r} was drawn before, and some of its "
                 f"rows have been cleared from partition {partition.name!r} since; ask for the next batch_index"
@@ -168,5 +168,7 @@ class Drawer:
                 raise SamplerError(f"{self.name} must return {name} as a list of int; got {rows!r:.200}")
             if len(set(rows)) != len(rows):
                 raise SamplerError(f"{self.name} returned {name} with repeated rows")
+            if any(not 0 <= row < 1 << 63 for row in rows):
+                raise SamplerError(f"{self.name} returned {name} with numbers that are no indexes: {rows!r:.200}")
             found.append(np.array(rows, np.int64))
         return found[0], found[1]

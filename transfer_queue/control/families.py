@@ -193,6 +193,13 @@ class FieldTable:
             self._selections.clear()
         return families, changed
 
+    def adopt(self, families: list[Family], names: list[str]) -> None:
+        """Take over families, with the field-creation order ``names``."""
+        for family in families:
+            self._add(family)
+        self.family_of = {name: self.family_of[name] for name in names}
+        self.sorted_names = sorted(names)
+
     def _add(self, family: Family) -> Family:
         self.families.append(family)
         self.family_of.update(dict.fromkeys(family.fields, family))

@@ -307,6 +307,7 @@ class Partition:
 
     def assign(self, task: Task, rank: int, batch: int | str, rows: Rows) -> None:
         """Remember what a rank gets for one of its batches."""
+        task.deals += 1
         task.batches[rank, batch] = (
             slice(rows.start + self.base, rows.stop + self.base) if isinstance(rows, slice) else rows + self.base
         )
@@ -370,7 +371,9 @@ class Partition:
         if self.key_of is not None:
             del self.key_of[:gone]
         for task in self.tasks.values():
-            task.batches = {key: rows for key, rows in task.batches.items() if _last(rows) >= self.base}
+            for key, rows in task.batches.items():
+                if _last(rows) < self.base:
+                    task.batches[key] = slice(0, 0)  # that it was dealt must be remembered, its rows need not
         for subscription in self.subscriptions.values():
             self._fill(subscription)
 

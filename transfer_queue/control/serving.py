@@ -12,7 +12,7 @@ from transfer_queue.control.draws import Drawer, Outcome
 from transfer_queue.control.effects import PARKED, EffectLog, Parked
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.subscription import Subscription
-from transfer_queue.control.waiters import Waiter, WaitRoom
+from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
 from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError, WaitTimeoutError
 
 __all__ = ["Serving"]
@@ -44,10 +44,10 @@ class Serving:
         if partition is not None:
             subscription = partition.subscribe(command.task, tuple(command.fields))
             may_take = not subscription.waiting or self._nobody_needs_rows(subscription)
-            dealt = len(subscription.task.batches)
+            deals = subscription.task.deals
             outcome = self.drawer.draw(partition, subscription, command, draw, may_take)
             if not isinstance(outcome, Outcome):
-                if len(subscription.task.batches) != dealt:
+                if subscription.task.deals != deals:
                     self.serve(partition, subscription.task.subscriptions)
                 return outcome
             lacks_fields = outcome.waits_for_fields
@@ -61,12 +61,15 @@ class Serving:
         if subscription is not None:
             subscription.waiting = line
             waiter.waits_for_fields = lacks_fields
+            subscription.lacking |= lacks_fields
         return PARKED
 
     def adopt(self, partition: Partition) -> None:
         """The partition came into being: connect those who wait for it."""
         for (_, task, names), line in self._room.lines(partition.name).items():
             partition.subscribe(task, names).waiting = line
+            for waiter in line.values():
+                waiter.waits_for_fields = False  # of rows that went with the former partition of the name
 
     def serve(self, partition: Partition, grown: Iterable[Subscription]) -> None:
         """Answer the waiters that can be answered now that these subscriptions may have more rows."""
@@ -76,20 +79,30 @@ class Serving:
             if self._serve_line(partition, subscription):
                 work.extend(other for other in subscription.task.subscriptions if other.waiting)
 
+    def serve_lacking(self, partition: Partition) -> None:
+        """Rows went away: tell those who wait for fields of rows that they were dealt."""
+        self.serve(partition, [s for s in partition.subscriptions.values() if s.lacking])
+
     def _serve_line(self, partition: Partition, subscription: Subscription) -> bool:
         """Returns whether batches were dealt, which may be what other waiters of the task wait for."""
-        line = subscription.waiting
-        batches = subscription.task.batches
-        dealt = len(batches)
-        if line and self.drawer.planned is not None and not _has_batch(next(iter(line.values()))):
-            while line and self._try(partition, subscription, next(iter(line.values())), True):
-                pass
+        line, task, deals = subscription.waiting, subscription.task, subscription.task.deals
+        planned = self.drawer.planned is not None
+        while planned and line and not _has_batch(first := next(iter(line.values()))):
+            if not self._try(partition, subscription, first, True):
+                break
+        if not line:
             return False
-        may_take = True
-        for waiter in list(line.values()) if line else ():
-            if not self._try(partition, subscription, waiter, may_take) and not waiter.waits_for_fields:
-                may_take = self.drawer.planned is None
-        return len(batches) != dealt
+        if planned and not subscription.lacking and subscription.deals_seen == deals:
+            draw = next(iter(line.values())).draw
+            if draw is not None and draw.rows > subscription.ready.available:
+                return False  # nothing changed for anyone in this line
+        may_take, subscription.lacking = True, False
+        for waiter in list(line.values()):
+            if not self._try(partition, subscription, waiter, may_take):
+                subscription.lacking |= waiter.waits_for_fields
+                may_take = may_take and (waiter.waits_for_fields or not planned)
+        subscription.deals_seen = deals
+        return task.deals != deals
 
     def _try(self, partition: Partition, subscription: Subscription, waiter: Waiter, may_take: bool) -> bool:
         """Returns whether the waiter got its answer."""
@@ -117,18 +130,29 @@ class Serving:
 
     # --------------------------------------------------------------------------------------------------- timeouts
 
-    def timeout_error(self, waiter: Waiter, partition: Partition | None) -> WaitTimeoutError:
+    def timeout_error(
+        self, waiter: Waiter, partition: Partition | None, known: dict[LineKey | None, str]
+    ) -> WaitTimeoutError:
+        """``known``: what was found out for other waiters of the same moment, by subscription; looking costs time in
+        proportion to the partition."""
         command = waiter.command
         assert isinstance(command, Fetch)
+        if waiter.key not in known:
+            known[waiter.key] = "0 are ready: the partition does not exist"
+            if partition is not None:
+                known[waiter.key] = self._shortfall(command, partition)
+        shortfall = known[waiter.key]
+        line = self._room.lines(command.partition)[waiter.key] if waiter.key else {}
+        ahead = next(iter(line.values()), waiter)
+        if ahead is not waiter and isinstance(ahead.command, Fetch) and self.drawer.planned is not None:
+            shortfall += f"; an earlier request for {ahead.command.batch_size} rows waits in front"
         waited = f"{waiter.deadline - waiter.since:g} s" if waiter.deadline < math.inf else "a while"
         return WaitTimeoutError(
             f"Timeout: task {command.task!r} waited {waited} for {command.batch_size} rows of partition "
-            f"{command.partition!r} with fields {list(command.fields)}; {self._shortfall(command, waiter, partition)}"
+            f"{command.partition!r} with fields {list(command.fields)}; {shortfall}"
         )
 
-    def _shortfall(self, command: Fetch, waiter: Waiter, partition: Partition | None) -> str:
-        if partition is None:
-            return "0 are ready: the partition does not exist"
+    def _shortfall(self, command: Fetch, partition: Partition) -> str:
         subscription = partition.subscribe(command.task, tuple(command.fields))
         rows = partition.all_rows()
         causes = [f"{subscription.ready.available} are ready"]
@@ -147,10 +171,6 @@ class Serving:
         lost = len(partition.lost_rows(rows, subscription.selection.families))
         if lost:
             causes.append(f"{lost} are lost with their storage unit")
-        ahead = next(iter(subscription.waiting.values())) if subscription.waiting else waiter
-        if ahead is not waiter and self.drawer.planned is not None:
-            assert isinstance(ahead.command, Fetch)
-            causes.append(f"an earlier request for {ahead.command.batch_size} rows waits in front")
         return ", ".join(causes)
 
 

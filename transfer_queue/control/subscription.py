@@ -25,19 +25,24 @@ class Task:
     ``batches``: (rank, batch index) -> ordinals of the rows which that rank gets each time it asks for that batch.
     """
 
-    __slots__ = ("batches", "name", "subscriptions", "taken")
+    __slots__ = ("batches", "deals", "name", "subscriptions", "taken")
 
     def __init__(self, name: str, taken: Column) -> None:
         self.name = name
         self.taken = taken
         self.batches: dict[tuple[int, int | str], Rows] = {}
+        self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
 
 
 class Subscription:
-    """Rows whose fields ``names`` are all there and that ``task`` has not taken: ``ready`` holds exactly those."""
+    """Rows whose fields ``names`` are all there and that ``task`` has not taken: ``ready`` holds exactly those.
 
-    __slots__ = ("last_use", "names", "ready", "selection", "task", "waiting")
+    ``waiting``: the parked fetches. ``deals_seen``: the task's deals when they were last looked through, ``lacking``:
+    whether one of them waits for fields of rows that it was dealt.
+    """
+
+    __slots__ = ("deals_seen", "lacking", "last_use", "names", "ready", "selection", "task", "waiting")
 
     def __init__(self, task: Task, names: tuple[str, ...], selection: Selection, ready: ReadyQueue) -> None:
         self.task = task
@@ -45,6 +50,8 @@ class Subscription:
         self.selection = selection
         self.ready = ready
         self.waiting: Line | None = None
+        self.deals_seen = 0
+        self.lacking = False
         self.last_use = 0
 
     def enter(self, rows: Rows, others: list[Family], fresh: bool) -> None:
