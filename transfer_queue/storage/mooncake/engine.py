@@ -1,0 +1,109 @@
+"""The installed Mooncake: where it is, whether it is new enough, why it does not load."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from transfer_queue.errors import StartError
+
+__all__ = ["MINIMUM_VERSION", "check_version", "explain_load_error", "find_master", "import_store", "installed_version"]
+
+MINIMUM_VERSION = "0.3.10.post1"
+_DISTRIBUTIONS = ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda")
+_INSTALL = (
+    "pip install 'TransferQueue[mooncake]', or 'TransferQueue[mooncake-cpu]' on a machine without an NVIDIA driver"
+)
+_DEBIAN_PACKAGES = {
+    "libibverbs": "libibverbs1",
+    "librdmacm": "librdmacm1",
+    "libnuma": "libnuma1",
+    "libcurl": "libcurl4",
+    "liburing": "liburing2",
+    "libstdc++": "libstdc++6",
+    "libssl": "libssl3",
+    "libcrypto": "libssl3",
+}
+_LIBRARY = re.compile(r"(?:^|[\s/:])(lib[\w+-]+)\.so((?:\.\d+)*)")
+_importing = threading.Lock()
+
+
+def installed_version() -> str | None:
+    """Version of the installed wheel; None if Mooncake is absent or was built from source."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_version(version: str | None) -> None:
+    """Raises StartError if ``version`` is older than MINIMUM_VERSION. An unknown version passes."""
+    if version is not None and _order(version) < _order(MINIMUM_VERSION):
+        raise StartError(
+            f"Mooncake {version} is too old, {MINIMUM_VERSION} or newer is needed: "
+            f"pip install -U 'mooncake-transfer-engine>={MINIMUM_VERSION}'"
+        )
+
+
+def _order(version: str) -> tuple[int, ...]:
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.post(\d+))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else (0,)
+
+
+def explain_load_error(text: str, what: str) -> str | None:
+    """One line with the fix for a dynamic loader's message, or None if ``text`` is not one."""
+    text = " ".join(text.split())
+    if "GLIBC" in text and "not found" in text:
+        return f"{what} does not fit this system's C library: build Mooncake from source ({text})"
+    if not any(sign in text for sign in ("cannot open shared object", "file too short", "invalid ELF")):
+        return None
+    match = _LIBRARY.search(text)
+    if match is None:
+        return None
+    library = f"{match[1]}.so{match[2]}"
+    if match[1].startswith(("libcuda", "libcudart", "libnvidia")):
+        fix = "install the NVIDIA driver and CUDA runtime, or use the wheel mooncake-transfer-engine-non-cuda"
+    elif match[1] in _DEBIAN_PACKAGES:
+        fix = f"apt-get install {_DEBIAN_PACKAGES[match[1]]}"
+    else:
+        fix = f"install the package that has {library}"
+    return f"{what} needs {library}, which is missing or damaged: {fix}"
+
+
+def find_master() -> str:
+    """Path of the ``mooncake_master`` binary. Raises StartError if there is none or it is too old."""
+    spec = importlib.util.find_spec("mooncake")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "mooncake_master"
+        if path.is_file():
+            check_version(installed_version())
+            if not os.access(path, os.X_OK):  # some installers drop the mode bits of package data
+                path.chmod(path.stat().st_mode | 0o111)
+            return str(path)
+    found = shutil.which("mooncake_master")
+    if found is None:
+        raise StartError(f"mooncake_master is not installed: {_INSTALL}")
+    return found
+
+
+def import_store() -> Any:
+    """The module ``mooncake.store``. Raises StartError that says how to install what is missing."""
+    with _importing:
+        check_version(installed_version())
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it tells its whole set-up otherwise
+        try:
+            return importlib.import_module("mooncake.store")
+        except ModuleNotFoundError:
+            raise StartError(f"Mooncake is not installed: {_INSTALL}") from None
+        except ImportError as error:
+            reason = explain_load_error(str(error), "Mooncake")
+            raise StartError(reason or f"Mooncake does not load: {' '.join(str(error).split())}") from error

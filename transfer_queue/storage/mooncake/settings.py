@@ -1,0 +1,155 @@
+"""Settings of the Mooncake backend. The controller hands them to clients and storage units as they are."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from transfer_queue.config.document import Bytes, Document, validate_document
+
+__all__ = ["MasterSettings", "MooncakeSettings", "ZeroCopy", "parse_settings"]
+
+GIB = 2**30
+MAX_PART = 64 * 2**20
+_HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+
+def _in_gib(model: type[Document], values: Any) -> Any:
+    """Accept ``<size>_gb: 2.0`` (GiB, the name upstream uses) for each field of bytes ``<size>``."""
+    if not isinstance(values, dict):
+        return values
+    result = dict(values)
+    for name, info in model.model_fields.items():
+        spelled = f"{name}_gb"
+        if not name.endswith("_size") or spelled not in result:
+            continue
+        if name in result or info.alias in result:
+            raise ValueError(f"{name} and {spelled} are the same setting; give one of them")
+        number = result.pop(spelled)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise ValueError(f"{spelled} is a number of GiB, got {number!r}")  # noqa: TRY004
+        result[name] = int(number * GIB)
+    return result
+
+
+def _metadata_server(value: str) -> str:
+    if value == "P2PHANDSHAKE" or re.fullmatch(r"https?://[^/\s]+/\S+|etcd://\S+", value):
+        return value
+    if value.upper().replace("_", "").replace("-", "") == "P2PHANDSHAKE":
+        raise ValueError("write it exactly P2PHANDSHAKE")
+    raise ValueError("allowed: http://HOST:PORT/metadata, etcd://HOST:PORT or P2PHANDSHAKE")
+
+
+def _host_port(value: str) -> str:
+    match = _HOST_PORT.fullmatch(value)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError("allowed: HOST:PORT")
+    return value
+
+
+def _master_address(value: str) -> str:
+    if value.startswith("etcd://"):
+        for member in value.removeprefix("etcd://").split(";"):
+            _host_port(member)
+        return value
+    return _host_port(value)
+
+
+def _positive(value: int) -> int:
+    if value < 2**20:
+        raise ValueError("at least 1Mi")
+    return value
+
+
+BufferBytes = Annotated[Bytes, AfterValidator(_positive)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ZeroCopy(Document):
+    """Registered buffers that a process sends from and receives into. They grow up to tensor + bytes size on demand."""
+
+    enable: bool = True
+    """Off: bytes go through the engine's own local buffer, one copy more each way."""
+    tensor_buffer_size: BufferBytes = 2 * GIB
+    bytes_buffer_size: BufferBytes = 2 * GIB
+    controller_tensor_buffer_size: BufferBytes = 10 * GIB
+    """The sizes of a driver process that moves the data of all ranks."""
+    controller_bytes_buffer_size: BufferBytes = 10 * GIB
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gib(cls, values: Any) -> Any:
+        return _in_gib(cls, values)
+
+
+class MooncakeSettings(Document):
+    """How clients and storage units reach Mooncake. Sizes in bytes; ``…_gb`` names are accepted too and count GiB."""
+
+    metadata_server: Annotated[str, AfterValidator(_metadata_server)]
+    """``http://HOST:PORT/metadata``, ``etcd://…`` or ``P2PHANDSHAKE``."""
+    master_server_address: Annotated[str, AfterValidator(_master_address)]
+    """``HOST:PORT``, or ``etcd://A:2379;B:2379`` for a master with high availability."""
+    admin_address: Annotated[str, AfterValidator(_host_port)] | None = None
+    """The master's HTTP port of metrics; default: port 9003 of the master's host. Storage units only."""
+    protocol: Literal["rdma", "tcp"] = "rdma"
+    device_name: str = "auto"
+    """``auto``, or a comma-separated list of RDMA devices. Without meaning for tcp."""
+    global_segment_size: BufferBytes = 64 * GIB
+    """Memory of all storage units together; each unit gets its share as its capacity."""
+    local_buffer_size: BufferBytes = 10 * GIB
+    """The engine's buffer in each client; used, and allocated, only without ``zero_copy.enable``."""
+    zero_copy: ZeroCopy = ZeroCopy()
+    eviction_disabled: bool = False
+    """The master runs with eviction_high_watermark_ratio=1 and eviction_ratio=0. Otherwise blocks are hard-pinned."""
+    start_timeout: float = Field(default=60.0, ge=0)
+    """Seconds to keep trying to reach the master when a process starts."""
+    call_timeout: float = Field(default=35.0, gt=0)
+    """Seconds after which one stuck engine call is given up. The engine itself waits 30 for a silent master."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gib(cls, values: Any) -> Any:
+        return _in_gib(cls, values)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Limit of the memory a client moves blocks through."""
+        if self.zero_copy.enable:
+            return self.zero_copy.tensor_buffer_size + self.zero_copy.bytes_buffer_size
+        return self.local_buffer_size
+
+    @property
+    def part_bytes(self) -> int:
+        """Longer blocks are stored in parts of this size. All processes of a queue must agree on it."""
+        return min(MAX_PART, self.buffer_bytes // 4)
+
+
+class MasterSettings(Document):
+    """A ``mooncake_master`` to be started on this host. Port 0: any free port."""
+
+    host: str = "127.0.0.1"
+    """Address to serve on, and the one that others get."""
+    rpc_interface: str | None = None
+    """Network interface whose IPv4 address replaces ``host``."""
+    rpc_port: Port = 50051
+    http_metadata_port: Port = 8080
+    metrics_port: Port = 9003
+    lease_ttl_ms: int = Field(default=5000, ge=100)
+    """A read that takes longer than this is repeated."""
+    client_ttl: int = Field(default=10, ge=1)
+    """Seconds without a heartbeat after which a storage unit's segment is unmounted."""
+    start_timeout: float = Field(default=20.0, gt=0)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> MasterSettings:
+        ports = [port for port in (self.rpc_port, self.http_metadata_port, self.metrics_port) if port]
+        if len(set(ports)) < len(ports):
+            raise ValueError("rpcPort, httpMetadataPort and metricsPort must differ")
+        return self
+
+
+def parse_settings(values: dict[str, Any]) -> MooncakeSettings:
+    """Check the settings as they came from the controller. Raises ConfigError that names the field."""
+    return validate_document(MooncakeSettings, values, "backend mooncake")
