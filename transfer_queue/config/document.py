@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,8 @@ __all__ = ["Bytes", "Document", "load_document", "parse_bytes", "validate_docume
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+
+_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 class Document(BaseModel):
@@ -56,14 +59,34 @@ def validate_document(model: type[D], value: object, where: str) -> D:
 
 
 def load_document(model: type[D], path: str | Path) -> D:
-    """Read a YAML or JSON file as ``model``. Raises ConfigError."""
+    """Read a YAML or JSON file as ``model``. Raises ConfigError.
+
+    ``$(NAME)`` in a string stands for the environment variable NAME, as in Kubernetes manifests: the pods of one
+    StatefulSet share a file and differ only in what the kubelet tells them.
+    """
     try:
         value = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return validate_document(model, value if value is not None else {}, str(path))
+    return validate_document(model, _expand(value, str(path)) if value is not None else {}, str(path))
+
+
+def _expand(value: Any, where: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item, where) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, where) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise ConfigError(f"{where}: {match[0]} names an environment variable that is not set")
+        return os.environ[match[1]]
+
+    return _VARIABLE.sub(variable, value)
 
 
 def _describe(model: type[BaseModel], item: Any) -> str:

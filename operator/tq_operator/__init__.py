@@ -1,0 +1,1 @@
+"""The Kubernetes operator: runs a TransferQueue resource and lets labelled pods find it."""

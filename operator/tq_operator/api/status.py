@@ -1,0 +1,59 @@
+"""What the operator reports in ``status``. Counts are pods, sizes Kubernetes quantities."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from transfer_queue.config.rules import Model
+
+__all__ = ["Condition", "Endpoints", "PartStatus", "Status"]
+
+
+class Condition(Model):
+    """One aspect of the state. Ready, Progressing and Degraded are always there."""
+
+    type: str = Field(description="Ready, Progressing or Degraded.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(description="One word for programs.")
+    message: str = Field(default="", description="What happened and what to do about it.")
+    last_transition_time: str = Field(description="When status last changed.")
+    observed_generation: int = Field(default=0, description="metadata.generation that this is about.")
+
+
+class Endpoints(Model):
+    """Addresses of the running parts, host:port unless they are URLs."""
+
+    controller: str | None = Field(default=None, description="Address that clients attach to.")
+    mooncake_master: str | None = Field(default=None, description="Address of the mooncake_master's RPC.")
+    metadata_server: str | None = Field(default=None, description="URL of the HTTP metadata server.")
+
+
+class PartStatus(Model):
+    """Pods of one part."""
+
+    replicas: int = Field(default=0, description="Wanted pods.")
+    ready: int = Field(default=0, description="Ready pods.")
+    summary: str = Field(default="", description="ready/wanted.")
+
+
+class StorageStatus(PartStatus):
+    """Pods of the storage units, and what they hold."""
+
+    selector: str = Field(default="", description="Label selector of the pods, for the scale subresource.")
+    capacity: str | None = Field(default=None, description="Memory for rows over all storage units.")
+    used: str | None = Field(default=None, description="Memory in use over all storage units.")
+
+
+class Status(Model):
+    """The observed state."""
+
+    observed_generation: int = Field(default=0, description="metadata.generation that was last acted on.")
+    backend: str = Field(default="", description="The backend in use.")
+    conditions: list[Condition] = Field(default=[], description="Ready, Progressing, Degraded.")
+    endpoints: Endpoints = Field(default=Endpoints(), description="Addresses of the running parts.")
+    controller: PartStatus = Field(default=PartStatus(), description="The control plane.")
+    master: PartStatus | None = Field(default=None, description="The mooncake_master.")
+    storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
+    injected: int = Field(default=0, description="Pods that were given this queue.")

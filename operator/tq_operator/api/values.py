@@ -1,0 +1,59 @@
+"""The values of the chart, as types: ``values.schema.json`` is generated from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from transfer_queue.config.rules import Between, Model
+
+__all__ = ["Values"]
+
+Port = Annotated[int, Between(1, 65535)]
+
+
+class Images(Model):
+    """Container images. A queue may name its own in ``spec``."""
+
+    operator: str = Field(description="The operator.")
+    server: str = Field(description="Controller and storage units of the simple backend.")
+    mooncake: str = Field(description="mooncake_master and storage units of the mooncake backend.")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(description="When to pull them.")
+
+
+class Crds(Model):
+    """The CustomResourceDefinitions."""
+
+    install: bool = Field(description="Install them with the chart.")
+    keep: bool = Field(description="Keep them, and with them every TransferQueue, when the chart is uninstalled.")
+
+
+class Webhook(Model):
+    """The admission webhook."""
+
+    failure_policy: Literal["Fail", "Ignore"] = Field(
+        description="Fail: a labelled pod is refused while no operator answers; Ignore: it starts without the queue."
+    )
+    timeout_seconds: Annotated[int, Between(1, 30)] = Field(description="How long the apiserver waits, in seconds.")
+    port: Port = Field(description="Port of the webhook in the pod.")
+    exclude_namespaces: list[str] = Field(description="Namespaces never looked at, besides kube-* and the chart's own.")
+    certificate_days: Annotated[int, Between(1, 36500)] = Field(description="Validity of the generated certificate.")
+
+
+class Values(Model):
+    """The values of the chart."""
+
+    images: Images
+    image_pull_secrets: list[dict[str, str]] = Field(description="Secrets for pulling the operator's image.")
+    replicas: Annotated[int, Between(1, 10)] = Field(description="Operator pods; each of them serves admission.")
+    watch_namespaces: list[str] = Field(description="Namespaces to work in; empty: all.")
+    resync_seconds: Annotated[int, Between(1, 86400)] = Field(description="How often every queue is looked at anyway.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(description="Verbosity of the operator.")
+    resources: dict[str, JsonValue] = Field(description="Resources of the operator's container.")
+    node_selector: dict[str, str] = Field(description="Labels that the operator's node must carry.")
+    tolerations: list[dict[str, JsonValue]] = Field(description="Taints that the operator tolerates.")
+    crds: Crds
+    webhook: Webhook
+    # Helm hands these two to every chart.
+    global_: dict[str, JsonValue] = Field(default={}, alias="global", description="Values shared with other charts.")

@@ -1,0 +1,210 @@
+"""A queue -> the manifests of its children, for server-side apply."""
+
+from __future__ import annotations
+
+import yaml
+
+from tq_operator.plan.names import digest, selector
+from tq_operator.plan.pods import (
+    CONFIG_DIRECTORY,
+    MIB,
+    Container,
+    http_probes,
+    manifest,
+    mebibytes,
+    pod_template,
+    service,
+)
+from tq_operator.plan.queue import Images, Manifest, Queue
+from tq_operator.plan.settings import ARENA_DIRECTORY, attach_settings, controller_settings, storage_settings
+from transfer_queue.config.defaults import GROUP
+from transfer_queue.config.resource import Master
+
+__all__ = ["CONFIG_ANNOTATION", "desired_children", "uses_storage_units"]
+
+CONFIG_ANNOTATION = f"{GROUP}/config"
+"""On pod templates: hash of the file that the process reads, so that a change of settings restarts it."""
+
+# Memory of a storage unit beside its rows: the interpreter, connections, receive buffers.
+_UNIT_OVERHEAD = 512 * MIB
+_MASTER_READY = (
+    "import sys,urllib.request as u;"
+    "h=u.build_opener(u.ProxyHandler({{}}));"
+    "sys.exit(b'\"service_ready\":true' not in h.open('http://127.0.0.1:{port}/health',timeout=2).read())"
+)
+
+
+def uses_storage_units(queue: Queue) -> bool:
+    """Whether the operator runs the storage of this backend."""
+    return queue.spec.backend.kind in {"simple", "mooncake"}
+
+
+def desired_children(queue: Queue, images: Images) -> list[Manifest]:
+    """Every object that shall exist for ``queue``, in the order of creation."""
+    files = {
+        "attach.yaml": _yaml(attach_settings(queue)),
+        "controller.yaml": _yaml(controller_settings(queue)),
+    }
+    if uses_storage_units(queue):
+        files["storage.yaml"] = _yaml(storage_settings(queue))
+    children = [manifest(queue, "v1", "ConfigMap", "config", data=files)]
+    if queue.spec.backend.mooncake:
+        children += _mooncake_master(queue, queue.spec.backend.mooncake.master, images)
+    children += _controller(queue, images, files["controller.yaml"])
+    if uses_storage_units(queue):
+        children += _storage(queue, images, files["storage.yaml"])
+    return children
+
+
+def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
+    part = queue.spec.controller
+    ports = {"transferqueue": part.port, "metrics": part.metrics_port}
+    container = Container(
+        image=part.image or images.server,
+        pull_policy=images.pull_policy,
+        command=_python("transfer_queue.runtime.controller", "controller.yaml"),
+        ports=ports,
+        probes=http_probes("metrics"),
+        requests={"cpu": "100m", "memory": "256Mi"},
+        volumes={"config": _config_volume(queue, "controller.yaml")},
+    )
+    chosen = selector(queue.name, "controller")
+    template = pod_template(queue, "controller", part, container, {CONFIG_ANNOTATION: digest(file)})
+    deployment = manifest(
+        queue,
+        "apps/v1",
+        "Deployment",
+        "controller",
+        spec={
+            "replicas": part.replicas,
+            "revisionHistoryLimit": 2,
+            # Never two at once: rows must have one owner.
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": chosen},
+            "template": template,
+        },
+    )
+    return [service(queue, "controller", ports, chosen), deployment]
+
+
+def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
+    part, mooncake = queue.spec.storage, queue.spec.backend.mooncake
+    ports = {"transferqueue": part.port, "metrics": part.metrics_port}
+    size = mooncake.global_segment_size if mooncake else part.capacity
+    memory = mebibytes(size, _UNIT_OVERHEAD)
+    limits = {"memory": memory}
+    capabilities: tuple[str, ...] = ()
+    if queue.protocol == "rdma" and queue.spec.rdma.resource_name:
+        limits[queue.spec.rdma.resource_name] = "1"
+        capabilities = ("IPC_LOCK",)
+    volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}
+    if not mooncake:
+        volumes["arena"] = (ARENA_DIRECTORY, _memory(size + 16 * MIB))
+    container = Container(
+        image=part.image or (images.mooncake if mooncake else images.server),
+        pull_policy=images.pull_policy,
+        command=_python("transfer_queue.runtime.storage_unit", "storage.yaml"),
+        ports=ports,
+        probes=http_probes("metrics"),
+        requests={"cpu": "100m", "memory": memory},
+        limits=limits,
+        env=[
+            _from_field("POD_NAME", "metadata.name"),
+            _from_field("POD_IP", "status.podIP"),
+            # Mooncake must never announce "localhost" to other pods.
+            _from_field("LOCAL_IP", "status.podIP"),
+            _from_field("MC_TCP_BIND_ADDRESS", "status.podIP"),
+            {"name": "MC_STORE_MEMCPY", "value": "0"},
+        ],
+        volumes=volumes,
+        capabilities=capabilities,
+    )
+    template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
+    chosen = selector(queue.name, "storage")
+    template["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": chosen},
+        }
+    ]
+    return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template)]
+
+
+def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifest]:
+    ports = {"rpc": part.rpc_port, "http-metadata": part.http_metadata_port, "metrics": part.metrics_port}
+    ready = ["python3", "-c", _MASTER_READY.format(port=part.metrics_port)]
+    container = Container(
+        image=part.image or images.mooncake,
+        pull_policy=images.pull_policy,
+        command=[
+            "mooncake_master",
+            f"--rpc_port={part.rpc_port}",
+            f"--rpc_interface={part.rpc_interface}",
+            "--enable_http_metadata_server=true",
+            "--http_metadata_server_host=0.0.0.0",
+            f"--http_metadata_server_port={part.http_metadata_port}",
+            "--enable_metadata_cleanup_on_timeout=true",
+            f"--metrics_port={part.metrics_port}",
+            # Rows that nobody consumed yet must never be evicted: a full store refuses puts instead.
+            "--eviction_ratio=0",
+            "--eviction_high_watermark_ratio=1",
+            "--default_kv_lease_ttl=5000",
+        ],
+        ports=ports,
+        probes={
+            "startupProbe": {"tcpSocket": {"port": "metrics"}, "periodSeconds": 1, "failureThreshold": 60},
+            "readinessProbe": {"exec": {"command": ready}, "periodSeconds": 5, "timeoutSeconds": 4},
+            "livenessProbe": {"tcpSocket": {"port": "rpc"}, "periodSeconds": 10, "failureThreshold": 6},
+        },
+        requests={"cpu": "100m", "memory": "256Mi"},
+    )
+    template = pod_template(queue, "mooncake-master", part, container, {})
+    return [
+        service(queue, "mooncake-master", ports, selector(queue.name, "mooncake-master")),
+        _stateful_set(queue, "mooncake-master", 1, template),
+    ]
+
+
+def _stateful_set(queue: Queue, name: str, replicas: int, template: Manifest) -> Manifest:
+    return manifest(
+        queue,
+        "apps/v1",
+        "StatefulSet",
+        name,
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 2,
+            "serviceName": queue.child(name),
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": selector(queue.name, name)},
+            "template": template,
+        },
+    )
+
+
+def _headless(queue: Queue, name: str, ports: dict[str, int]) -> Manifest:
+    # A unit must find its own name before it is ready.
+    return service(queue, name, ports, selector(queue.name, name), clusterIP="None", publishNotReadyAddresses=True)
+
+
+def _config_volume(queue: Queue, file: str) -> tuple[str, Manifest]:
+    source = {"name": queue.child("config"), "items": [{"key": file, "path": file}]}
+    return CONFIG_DIRECTORY, {"configMap": source}
+
+
+def _memory(size: int) -> Manifest:
+    return {"emptyDir": {"medium": "Memory", "sizeLimit": mebibytes(size)}}
+
+
+def _python(module: str, file: str) -> list[str]:
+    return ["python3", "-m", module, "--config", f"{CONFIG_DIRECTORY}/{file}"]
+
+
+def _from_field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _yaml(settings: Manifest) -> str:
+    return yaml.safe_dump(settings, sort_keys=False)

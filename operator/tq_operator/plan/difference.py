@@ -1,0 +1,89 @@
+"""Does an object of the apiserver already say what we want? If so, nothing is written.
+
+The apiserver fills in defaults, other managers add fields and list entries, and quantities come back in another form;
+none of these is a difference. A field or entry that we once set and no longer want is seen by the hash of the manifest
+that an applied object carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from tq_operator.plan.names import digest
+from tq_operator.plan.queue import Manifest
+from transfer_queue.config.defaults import GROUP
+
+__all__ = ["APPLIED_ANNOTATION", "differs", "foreign_owner", "stamped"]
+
+APPLIED_ANNOTATION = f"{GROUP}/applied"
+
+# Fields by which entries of a list are told apart, as in the API's own list maps.
+_KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
+_QUANTITIES: Final = ("requests", "limits", "sizeLimit")
+_SUFFIXES: Final = {
+    "m": Decimal("0.001"),
+    **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},
+    **{f"{suffix}i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
+}
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    """``manifest`` with its own hash among the annotations."""
+    metadata = manifest["metadata"]
+    mark = digest(json.dumps(manifest, sort_keys=True), 16)
+    return {
+        **manifest,
+        "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_ANNOTATION: mark}},
+    }
+
+
+def differs(wanted: Manifest, observed: Manifest | None) -> bool:
+    """Whether ``wanted`` (stamped) has to be applied."""
+    return observed is None or not _contains(observed, wanted)
+
+
+def foreign_owner(observed: Manifest | None, uid: str) -> bool:
+    """Whether an object of that name exists that does not belong to the queue with this uid."""
+    if observed is None:
+        return False
+    owners = observed["metadata"].get("ownerReferences", [])
+    return not any(owner.get("uid") == uid for owner in owners)
+
+
+def _contains(observed: Any, wanted: Any, field: str = "") -> bool:
+    if isinstance(wanted, Mapping):
+        if not isinstance(observed, Mapping):
+            return not wanted and observed is None  # the apiserver drops some empty objects
+        inner = field if field in _QUANTITIES else ""
+        return all(_contains(observed.get(key), value, inner or key) for key, value in wanted.items())
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return _contains_entries(observed or [], wanted)
+    if field in _QUANTITIES and isinstance(observed, str):
+        return _amount(observed) == _amount(str(wanted))
+    return bool(observed == wanted) or (observed is None and wanted in (False, "", 0))
+
+
+def _contains_entries(observed: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    for position, entry in enumerate(wanted):
+        key = next((key for key in _KEYS if isinstance(entry, Mapping) and key in entry), None)
+        if key is not None:
+            found = next((other for other in observed if other.get(key) == entry[key]), None)
+        else:
+            found = observed[position] if position < len(observed) else None
+        if found is None or not _contains(found, entry):
+            return False
+    return True if wanted and isinstance(wanted[0], Mapping) else len(observed) == len(wanted)
+
+
+def _amount(text: str) -> Decimal | str:
+    for length in (2, 1):
+        factor = _SUFFIXES.get(text[-length:])
+        if factor is not None:
+            return Decimal(text[:-length]) * factor
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        return text

@@ -1,0 +1,121 @@
+"""Pieces that the pods of all parts share: hardening, probes, volumes, metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tq_operator.plan.names import QUEUE_ANNOTATION, labels
+from tq_operator.plan.queue import Manifest, Queue
+from transfer_queue.config.resource import Part
+
+__all__ = ["CONFIG_DIRECTORY", "Container", "http_probes", "manifest", "mebibytes", "pod_template", "service"]
+
+CONFIG_DIRECTORY = "/etc/transferqueue"
+_USER = 65532
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Container:
+    """The one container of a part's pods."""
+
+    image: str
+    pull_policy: str
+    command: list[str]
+    ports: Mapping[str, int]
+    probes: Manifest
+    requests: Mapping[str, str]
+    limits: Mapping[str, str] = field(default_factory=dict)
+    env: list[Manifest] = field(default_factory=list)
+    volumes: Mapping[str, tuple[str, Manifest]] = field(default_factory=dict)
+    """Volume name -> (mount path, volume source)."""
+    capabilities: tuple[str, ...] = ()
+
+
+def manifest(queue: Queue, api_version: str, kind: str, part: str, **content: Any) -> Manifest:
+    """A child of ``queue`` with its metadata."""
+    metadata = {
+        "name": queue.child(part),
+        "namespace": queue.namespace,
+        "labels": labels(queue.name, part),
+        "annotations": {QUEUE_ANNOTATION: queue.name},
+        "ownerReferences": [queue.owner_reference()],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+
+
+def service(queue: Queue, part: str, ports: Mapping[str, int], selector: Mapping[str, str], **spec: Any) -> Manifest:
+    """A Service in front of the pods of ``part``."""
+    listed = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports.items()]
+    return manifest(queue, "v1", "Service", part, spec={"selector": dict(selector), "ports": listed, **spec})
+
+
+def pod_template(queue: Queue, name: str, part: Part, container: Container, annotations: Mapping[str, str]) -> Manifest:
+    """A pod of the part called ``name`` that the restricted Pod Security standard admits."""
+    volumes = {"tmp": ("/tmp", {"emptyDir": {}}), **container.volumes}
+    limits = {**container.limits, **part.resources.limits}
+    requests = {**container.requests, **part.resources.requests}
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": name,
+                "image": container.image,
+                "imagePullPolicy": container.pull_policy,
+                "command": container.command,
+                "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env],
+                "ports": [
+                    {"name": port, "containerPort": number, "protocol": "TCP"}
+                    for port, number in container.ports.items()
+                ],
+                "resources": {"requests": requests, **({"limits": limits} if limits else {})},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {
+                        "drop": ["ALL"],
+                        **({"add": list(container.capabilities)} if container.capabilities else {}),
+                    },
+                },
+                # The last lines of the log become the message that the status shows.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": volume, "mountPath": path, **({"readOnly": True} if "configMap" in source else {})}
+                    for volume, (path, source) in volumes.items()
+                ],
+                **container.probes,
+            }
+        ],
+        "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items()],
+    }
+    if part.node_selector:
+        spec["nodeSelector"] = dict(part.node_selector)
+    if part.tolerations:
+        spec["tolerations"] = list(part.tolerations)
+    metadata = {"labels": labels(queue.name, name), "annotations": {QUEUE_ANNOTATION: queue.name, **annotations}}
+    return {"metadata": metadata, "spec": spec}
+
+
+def http_probes(port: str) -> Manifest:
+    """Probes of a server process. A restart loses memory, so liveness is patient: a minute without an answer."""
+    alive = {"path": "/healthz", "port": port}
+    return {
+        "startupProbe": {"httpGet": alive, "periodSeconds": 1, "failureThreshold": 120},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 2},
+        "livenessProbe": {"httpGet": alive, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+    }
+
+
+def mebibytes(size: int, extra: int = 0) -> str:
+    """``size + extra`` bytes as a quantity in whole Mi, rounded up."""
+    return f"{-(-(size + extra) // MIB)}Mi"

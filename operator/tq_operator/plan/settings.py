@@ -1,0 +1,88 @@
+"""The files that controller, storage units and attached clients read, as plain data with the names of the files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tq_operator.plan.queue import Queue
+from transfer_queue.config.resource import Mooncake
+
+__all__ = ["ARENA_DIRECTORY", "attach_settings", "controller_settings", "storage_settings"]
+
+ARENA_DIRECTORY = "/arena"
+# Any address of the pod, over IPv4.
+_ANY = "0.0.0.0"
+
+
+def attach_settings(queue: Queue) -> dict[str, Any]:
+    """What a client needs to know."""
+    return {
+        "name": queue.name,
+        "controller": {"addresses": [queue.controller_address]},
+        "layout": queue.spec.layout,
+        "security": {"allowPickle": queue.spec.security.allow_pickle},
+    }
+
+
+def controller_settings(queue: Queue) -> dict[str, Any]:
+    controller = queue.spec.controller
+    return {
+        "name": queue.name,
+        "host": _ANY,
+        "port": controller.port,
+        "advertiseHost": queue.host("controller"),
+        "metricsPort": controller.metrics_port,
+        "sampler": {"name": controller.sampler.name, "args": controller.sampler.args},
+        "pollingMode": controller.polling_mode,
+        "sampleCapacity": _sample_capacity(queue),
+        "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
+    }
+
+
+def storage_settings(queue: Queue) -> dict[str, Any]:
+    """One file for all pods of the StatefulSet; the kubelet tells each its own name and address."""
+    storage, mooncake = queue.spec.storage, queue.spec.backend.mooncake
+    size = mooncake.global_segment_size if mooncake else storage.capacity
+    return {
+        "name": "$(POD_NAME)",
+        "host": _ANY,
+        "port": storage.port,
+        "advertiseHost": "$(POD_IP)",
+        "metricsPort": storage.metrics_port,
+        "controller": [queue.controller_address],
+        "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
+        "capacity": str(size),
+        **({} if mooncake else {"directory": ARENA_DIRECTORY}),
+    }
+
+
+def _sample_capacity(queue: Queue) -> int | None:
+    if queue.spec.controller.sample_capacity is not None:
+        return queue.spec.controller.sample_capacity
+    simple = queue.spec.backend.simple
+    return simple.num_units * simple.unit_size if simple else None
+
+
+def _backend_settings(queue: Queue) -> dict[str, Any]:
+    mooncake = queue.spec.backend.mooncake
+    return _mooncake_settings(queue, mooncake) if mooncake else {}
+
+
+def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
+    host, master, buffers = queue.host("mooncake-master"), mooncake.master, mooncake.zero_copy
+    return {
+        "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
+        "masterServerAddress": f"{host}:{master.rpc_port}",
+        "adminAddress": f"{host}:{master.metrics_port}",
+        "protocol": queue.protocol,
+        "deviceName": mooncake.device_name,
+        "localBufferSize": str(mooncake.local_buffer_size),
+        "zeroCopy": {
+            "enable": buffers.enable,
+            "tensorBufferSize": str(buffers.tensor_buffer_size),
+            "bytesBufferSize": str(buffers.bytes_buffer_size),
+            "controllerTensorBufferSize": str(buffers.controller_tensor_buffer_size),
+            "controllerBytesBufferSize": str(buffers.controller_bytes_buffer_size),
+        },
+        "evictionDisabled": True,
+    }

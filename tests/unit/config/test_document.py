@@ -1,0 +1,27 @@
+"""Settings files that name environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.config.document import load_document
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.errors import ConfigError
+
+
+def test_a_variable_of_the_environment_is_put_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", "q-storage-1")
+    path = tmp_path / "unit.json"
+    path.write_text('{"name": "$(POD_NAME)", "controller": ["$(POD_NAME).q:50060"]}')
+    settings = load_document(StorageUnitConfig, path)
+    assert (settings.name, settings.controller) == ("q-storage-1", ["q-storage-1.q:50060"])
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POD_NAME", raising=False)
+    path = tmp_path / "unit.json"
+    path.write_text('{"name": "$(POD_NAME)", "controller": ["c:50060"]}')
+    with pytest.raises(ConfigError, match=r"unit\.json: \$\(POD_NAME\) names an environment variable that is not set"):
+        load_document(StorageUnitConfig, path)

@@ -1,0 +1,208 @@
+"""The TransferQueue resource: what is accepted, what the defaults are, and what each refusal says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.config import resource
+from transfer_queue.config.quantity import Quantity
+from transfer_queue.errors import ConfigError
+
+HEAD = "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: quickstart}\n"
+UNITS = "use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
+
+
+def load(spec: str) -> resource.TransferQueue:
+    return resource.load(f"{HEAD}spec: {spec}\n")
+
+
+def test_the_smallest_mooncake_queue_has_the_documented_defaults() -> None:
+    spec = load("{backend: {mooncake: {}}}").spec
+    mooncake = spec.backend.mooncake
+    assert mooncake is not None
+    assert spec.backend.kind == "mooncake"
+    assert (mooncake.master.rpc_port, mooncake.master.http_metadata_port, mooncake.master.metrics_port) == (
+        50051,
+        8080,
+        9003,
+    )
+    assert (mooncake.master.rpc_interface, mooncake.device_name, mooncake.protocol) == ("eth0", "auto", "rdma")
+    assert (mooncake.global_segment_size, mooncake.local_buffer_size) == (64 * 2**30, 10 * 2**30)
+    assert mooncake.zero_copy.enable
+    assert (mooncake.zero_copy.tensor_buffer_size, mooncake.zero_copy.controller_bytes_buffer_size) == (
+        2 * 2**30,
+        10 * 2**30,
+    )
+    assert (spec.controller.port, spec.controller.sampler.name, spec.storage.port) == (
+        50060,
+        "SequentialSampler",
+        50070,
+    )
+    assert (spec.layout, spec.security.allow_pickle, spec.rdma.policy) == ("jagged", False, "auto")
+
+
+def test_simple_defaults_to_16_units_of_1024_rows() -> None:
+    simple = load("{backend: {simple: {}}}").spec.backend.simple
+    assert simple is not None
+    assert (simple.num_units, simple.unit_size) == (16, 1024)
+
+
+def test_null_means_absent_as_it_does_in_the_apiserver() -> None:
+    spec = load("{backend: {simple: {}, mooncake: null}, storage: {capacity: null}}").spec
+    assert (spec.backend.kind, spec.storage.capacity) == ("simple", 2**30)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64Gi", 64 * 2**30),
+        ("500Mi", 500 * 2**20),
+        ("1G", 10**9),
+        ("1.5Ki", 1536),
+        ("0.5M", 500_000),
+        (4096, 4096),
+        ("7", 7),
+    ],
+)
+def test_a_quantity_is_a_number_of_bytes_that_remembers_its_text(text: str | int, size: int) -> None:
+    quantity = Quantity(text)
+    assert quantity == size
+    assert str(quantity) == str(text)
+    assert str(pickle.loads(pickle.dumps(quantity))) == str(copy.deepcopy(quantity)) == str(text)
+
+
+SIMPLE = "backend: {simple: {}}"
+REFUSALS = [
+    ("{backend: {simple: {}}, storage: {capacity: 12Q}}", f'spec.storage.capacity: "12Q" is not a quantity; {UNITS}'),
+    ("{backend: {simple: {}}, storage: {capacity: 0Gi}}", f'spec.storage.capacity: "0Gi" is not a quantity; {UNITS}'),
+    ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
+    ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
+    ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
+    ("{}", "spec.backend: Required value"),
+    (
+        f"{{{SIMPLE}, storage: {{capacty: 1Gi}}}}",
+        'unknown field "spec.storage.capacty"; did you mean capacity? allowed: capacity, image, metricsPort, '
+        "nodeSelector, port, replicas, resources, tolerations",
+    ),
+    (f"{{{SIMPLE}, storage: {{replicas: two}}}}", 'spec.storage.replicas: "two" must be of type integer'),
+    (f"{{{SIMPLE}, storage: {{replicas: true}}}}", "spec.storage.replicas: true must be of type integer"),
+    (f"{{{SIMPLE}, storage: {{image: 5}}}}", "spec.storage.image: 5 must be of type string"),
+    (f"{{{SIMPLE}, storage: 5}}", "spec.storage: 5 must be of type object"),
+    (f"{{{SIMPLE}, storage: {{tolerations: [1]}}}}", "spec.storage.tolerations[0]: 1 must be of type object"),
+    (
+        f"{{{SIMPLE}, controller: {{port: 70000}}}}",
+        "spec.controller.port: 70000 is out of range; use a whole number from 1 to 65535",
+    ),
+    (f"{{{SIMPLE}, controller: {{replicas: 3}}}}", "spec.controller.replicas: 3 is out of range; use 1"),
+    (f"{{{SIMPLE}, controller: {{metricsPort: 50060}}}}", "spec.controller: port and metricsPort must differ"),
+    (
+        "{backend: {mooncake: {master: {rpcPort: 8080}}}}",
+        "spec.backend.mooncake.master: rpcPort, httpMetadataPort and metricsPort must differ",
+    ),
+    (
+        "{backend: {mooncake: {protocol: udp}}}",
+        'spec.backend.mooncake.protocol: Unsupported value: "udp": supported values: "tcp", "rdma"',
+    ),
+    (
+        "{backend: {mooncake: {master: {rpcInterface: eth0/1}}}}",
+        'spec.backend.mooncake.master.rpcInterface: "eth0/1" is not the name of a network interface, such as eth0',
+    ),
+    (
+        "{backend: {mooncake: {master: {rpcInterface: abcdefghijklmnop}}}}",
+        "spec.backend.mooncake.master.rpcInterface: Too long: may not be more than 15 bytes",
+    ),
+    (
+        f"{{{SIMPLE}, rdma: {{policy: off}}}}",
+        'spec.rdma.policy: Unsupported value: false: supported values: "off", "auto", "required"; quote it: YAML reads a bare off as false',
+    ),
+    (
+        f"{{{SIMPLE}, rdma: {{policy: required}}}}",
+        "spec.rdma: policy required needs resourceName, the extended resource of the RDMA device plugin",
+    ),
+    (
+        f"{{{SIMPLE}, controller: {{resources: {{limits: {{memory: 2Q}}}}}}}}",
+        'spec.controller.resources.limits.memory: Invalid value: "2Q": should match',
+    ),
+    (
+        f"{{{SIMPLE}, controller: {{sampler: {{name: Grpo}}}}}}",
+        'spec.controller.sampler.name: Unsupported value: "Grpo": supported values: "SequentialSampler", '
+        '"GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler"',
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), REFUSALS)
+def test_a_wrong_field_is_refused_in_one_line(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(spec)
+    (line,) = str(refused.value).splitlines()
+    assert line == message or (message.endswith("should match") and line.startswith(message))
+
+
+def test_every_problem_has_its_own_line() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load("{backend: {simple: {}, ray: {}}, storge: {}, storage: {capacity: 12Q, port: 0}}")
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
+        "spec.backend",
+        "spec.storage.port",
+        "spec.storage.capacity",
+        'unknown field "spec.storge"; did you mean storage? allowed',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [\n", "text: is not YAML"),
+        (f"{HEAD}spec: {{backend: {{simple: {{}}}}, backend: {{ray: {{}}}}}}\n", 'key "backend" already set (line 4)'),
+        ("\n", "text: holds 0 YAML documents; give exactly one TransferQueue"),
+        (f"{HEAD}---\n{HEAD}", "text: holds 2 YAML documents; give exactly one TransferQueue"),
+        ("- 1\n", "a TransferQueue must be a mapping"),
+        (
+            f"{HEAD}spec: {{backend: {{simple: {{}}}}}}\n".replace("quickstart", "Quick"),
+            'metadata.name: "Quick" is not a name',
+        ),
+        (
+            f"{HEAD}spec: {{backend: {{simple: {{}}}}}}\n".replace("kind: TransferQueue", "kind: Queue"),
+            'kind: Unsupported value: "Queue": supported values: "TransferQueue"',
+        ),
+    ],
+)
+def test_a_text_that_is_no_queue_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resource.load(text)
+    assert message in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: No such file"):
+        resource.load(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        resource.load(str(tmp_path))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read: not UTF-8 text"):
+        resource.load(tmp_path / "binary.yaml")
+
+
+def test_a_queue_survives_the_trip_through_its_own_yaml_form() -> None:
+    queue = load("{backend: {mooncake: {protocol: tcp}}, storage: {replicas: 3, resources: {limits: {cpu: 2}}}}")
+    assert resource.parse(queue.model_dump(mode="json", by_alias=True)) == queue
+
+
+def test_an_object_of_the_apiserver_is_accepted_with_its_own_metadata_and_status() -> None:
+    document = load("{backend: {simple: {}}}").model_dump(mode="json", by_alias=True)
+    document["metadata"] |= {"uid": "u", "managedFields": [{"manager": "kubectl"}], "generation": 3}
+    document["status"] = {"conditions": []}
+    assert resource.parse(document).metadata.name == "quickstart"
+
+
+def test_the_resource_types_load_without_torch() -> None:
+    code = "import sys, transfer_queue.config.resource; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

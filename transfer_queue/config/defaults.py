@@ -1,0 +1,32 @@
+"""Default ports, sizes and counts, in one place. Sizes are Kubernetes quantities, ports are TCP ports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "transferqueue.io"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "TransferQueue"
+
+CONTROLLER_PORT: Final = 50060
+CONTROLLER_METRICS_PORT: Final = 9060
+STORAGE_PORT: Final = 50070
+STORAGE_METRICS_PORT: Final = 9070
+STORAGE_REPLICAS: Final = 2
+STORAGE_CAPACITY: Final = "1Gi"
+
+SIMPLE_NUM_UNITS: Final = 16
+SIMPLE_UNIT_SIZE: Final = 1024
+
+MASTER_RPC_PORT: Final = 50051
+MASTER_HTTP_METADATA_PORT: Final = 8080
+MASTER_METRICS_PORT: Final = 9003
+MASTER_RPC_INTERFACE: Final = "eth0"
+MOONCAKE_GLOBAL_SEGMENT_SIZE: Final = "64Gi"
+MOONCAKE_LOCAL_BUFFER_SIZE: Final = "10Gi"
+MOONCAKE_DEVICE_NAME: Final = "auto"
+ZERO_COPY_WORKER_BUFFER_SIZE: Final = "2Gi"
+ZERO_COPY_CONTROLLER_BUFFER_SIZE: Final = "10Gi"
+
+SHARED_MEMORY_SIZE: Final = "1Gi"

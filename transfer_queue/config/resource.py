@@ -1,0 +1,333 @@
+"""The ``TransferQueue`` resource: one data plane, the same YAML for ``kubectl apply`` and ``tq up``.
+
+These types are the only source: the CRD, the chart's values schema and the reference page are generated from them.
+Every refusal is one line that names the field and what is allowed, with the text that ``kubectl`` shows for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+
+from pydantic import ConfigDict, Field, JsonValue, ValidationError
+
+from transfer_queue.config import defaults, manifest
+from transfer_queue.config.quantity import Amount, Quantity
+from transfer_queue.config.rules import Between, Matches, Model, Rule
+from transfer_queue.errors import ConfigError
+
+__all__ = [
+    "Backend",
+    "Controller",
+    "Metadata",
+    "Mooncake",
+    "Simple",
+    "Spec",
+    "Storage",
+    "TransferQueue",
+    "load",
+    "parse",
+]
+
+Port = Annotated[int, Between(1, 65535)]
+Interface = Annotated[str, Matches(r"^[a-zA-Z0-9_.:@-]+$", "the name of a network interface, such as eth0", 15)]
+SamplerName = Literal["SequentialSampler", "GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler"]
+
+
+class Resources(Model):
+    """What each pod asks of its node."""
+
+    requests: dict[str, Amount] = Field(default={}, description="Guaranteed amounts, such as cpu: 500m, memory: 2Gi.")
+    limits: dict[str, Amount] = Field(default={}, description="Upper bounds.")
+
+
+class Part(Model):
+    """Settings of the pods of one part; ``tq up`` ignores them."""
+
+    image: str | None = Field(
+        default=None, description="Container image; by default the one the operator was installed with."
+    )
+    resources: Resources = Field(default=Resources(), description="Resource requests and limits of the container.")
+    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
+    tolerations: list[dict[str, JsonValue]] = Field(default=[], description="Taints of nodes that the pods tolerate.")
+
+
+class Sampler(Model):
+    """Which ready rows a consumer gets next."""
+
+    name: SamplerName = Field(default="SequentialSampler", description="Name of the sampler.")
+    args: dict[str, JsonValue] = Field(
+        default={}, description="Keyword arguments of the sampler, such as n_samples_per_prompt."
+    )
+
+
+class Controller(Part):
+    """The process that knows which rows exist, which are ready and who consumed them."""
+
+    replicas: Annotated[int, Between(1, 1)] = Field(default=1, description="Number of controllers.")
+    port: Port = Field(default=defaults.CONTROLLER_PORT, description="TCP port for clients and storage units.")
+    metrics_port: Port = Field(
+        default=defaults.CONTROLLER_METRICS_PORT, description="HTTP port: /metrics, /healthz, /readyz."
+    )
+    sampler: Sampler = Field(default=Sampler(), description="Which ready rows a consumer gets next.")
+    polling_mode: bool = Field(
+        default=False, description="Answer at once when too few rows are ready, instead of waiting."
+    )
+    sample_capacity: Annotated[int, Between(1, 2**53)] | None = Field(
+        default=None, description="Most rows that may be live at once; unset: as the backend says."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: self.port != self.metrics_port,
+            "self.port != self.metricsPort",
+            "port and metricsPort must differ",
+        ),
+    )
+
+
+class Simple(Model):
+    """Rows in the memory of the storage units."""
+
+    num_units: Annotated[int, Between(1, 65536)] = Field(
+        default=defaults.SIMPLE_NUM_UNITS, description="Number of logical units; with unitSize it bounds the live rows."
+    )
+    unit_size: Annotated[int, Between(1, 2**40)] = Field(
+        default=defaults.SIMPLE_UNIT_SIZE, description="Rows in each logical unit."
+    )
+
+
+class Master(Part):
+    """The ``mooncake_master`` with its HTTP metadata server."""
+
+    rpc_port: Port = Field(default=defaults.MASTER_RPC_PORT, description="TCP port of the master's RPC.")
+    http_metadata_port: Port = Field(
+        default=defaults.MASTER_HTTP_METADATA_PORT, description="HTTP port of the metadata server, path /metadata."
+    )
+    metrics_port: Port = Field(
+        default=defaults.MASTER_METRICS_PORT, description="HTTP port of the admin API and metrics."
+    )
+    rpc_interface: Interface = Field(
+        default=defaults.MASTER_RPC_INTERFACE, description="Network interface in the pod that the RPC binds to."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: len({self.rpc_port, self.http_metadata_port, self.metrics_port}) == 3,
+            "self.rpcPort != self.httpMetadataPort && self.rpcPort != self.metricsPort"
+            " && self.httpMetadataPort != self.metricsPort",
+            "rpcPort, httpMetadataPort and metricsPort must differ",
+        ),
+    )
+
+
+class ZeroCopy(Model):
+    """Registered buffers that bytes move through without a copy."""
+
+    enable: bool = Field(default=True, description="Use registered buffers.")
+    tensor_buffer_size: Quantity = Field(
+        default=Quantity(defaults.ZERO_COPY_WORKER_BUFFER_SIZE), description="Buffer for tensors in each worker."
+    )
+    bytes_buffer_size: Quantity = Field(
+        default=Quantity(defaults.ZERO_COPY_WORKER_BUFFER_SIZE), description="Buffer for other data in each worker."
+    )
+    controller_tensor_buffer_size: Quantity = Field(
+        default=Quantity(defaults.ZERO_COPY_CONTROLLER_BUFFER_SIZE),
+        description="Buffer for tensors beside the controller.",
+    )
+    controller_bytes_buffer_size: Quantity = Field(
+        default=Quantity(defaults.ZERO_COPY_CONTROLLER_BUFFER_SIZE),
+        description="Buffer for other data beside the controller.",
+    )
+
+
+class Mooncake(Model):
+    """Rows in Mooncake segments that the storage units hold; clients move the bytes themselves."""
+
+    protocol: Literal["tcp", "rdma"] = Field(default="rdma", description="Transport between clients and segments.")
+    device_name: Annotated[str, Matches(r"^[^ ]+$", "a comma-separated list of RDMA devices, or auto", 1024)] = Field(
+        default=defaults.MOONCAKE_DEVICE_NAME,
+        description="RDMA devices, comma-separated; auto: those nearest to the GPU.",
+    )
+    global_segment_size: Quantity = Field(
+        default=Quantity(defaults.MOONCAKE_GLOBAL_SEGMENT_SIZE),
+        description="Segment that each storage unit contributes.",
+    )
+    local_buffer_size: Quantity = Field(
+        default=Quantity(defaults.MOONCAKE_LOCAL_BUFFER_SIZE), description="Transfer buffer of each client."
+    )
+    zero_copy: ZeroCopy = Field(default=ZeroCopy(), description="Registered buffers.")
+    master: Master = Field(default=Master(), description="The mooncake_master.")
+
+
+class Yuanrong(Model):
+    """Rows in the openYuanrong data system, which runs outside this resource."""
+
+
+class Ray(Model):
+    """Rows in the Ray object store of the job that uses the queue."""
+
+
+BackendKind = Literal["simple", "mooncake", "yuanrong", "ray"]
+_BACKENDS: Final[tuple[BackendKind, ...]] = get_args(BackendKind)
+
+
+class Backend(Model):
+    """Where the bytes live: exactly one of the fields is set."""
+
+    simple: Simple | None = Field(default=None, description="The memory of the storage units.")
+    mooncake: Mooncake | None = Field(default=None, description="Mooncake segments.")
+    yuanrong: Yuanrong | None = Field(default=None, description="The openYuanrong data system.")
+    ray: Ray | None = Field(default=None, description="The Ray object store.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: sum(getattr(self, name) is not None for name in _BACKENDS) == 1,
+            f"[{', '.join(f'has(self.{name})' for name in _BACKENDS)}].filter(x, x).size() == 1",
+            f"set exactly one of {', '.join(_BACKENDS)}",
+        ),
+    )
+
+    @property
+    def kind(self) -> BackendKind:
+        """The name of the field that is set."""
+        return next(name for name in _BACKENDS if getattr(self, name) is not None)
+
+
+class Storage(Part):
+    """The storage units: with simple they hold the rows, with mooncake the segments."""
+
+    replicas: Annotated[int, Between(0, 4096)] = Field(
+        default=defaults.STORAGE_REPLICAS, description="Number of storage units."
+    )
+    port: Port = Field(default=defaults.STORAGE_PORT, description="TCP port of each storage unit.")
+    metrics_port: Port = Field(
+        default=defaults.STORAGE_METRICS_PORT, description="HTTP port: /metrics, /healthz, /readyz."
+    )
+    capacity: Quantity = Field(
+        default=Quantity(defaults.STORAGE_CAPACITY),
+        description="Memory for rows in each storage unit (simple backend).",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: self.port != self.metrics_port,
+            "self.port != self.metricsPort",
+            "port and metricsPort must differ",
+        ),
+    )
+
+
+class Rdma(Model):
+    """Whether RDMA is used where the backend's protocol is rdma."""
+
+    policy: Literal["off", "auto", "required"] = Field(
+        default="auto",
+        description='"off" (quoted: YAML reads a bare off as false): TCP; auto: RDMA, or TCP with a warning; '
+        "required: never TCP.",
+    )
+    resource_name: (
+        Annotated[
+            str,
+            Matches(r"^[a-zA-Z0-9.-]+/[a-zA-Z0-9_.-]+$", "the name of an extended resource, such as rdma/shared", 253),
+        ]
+        | None
+    ) = Field(default=None, description="Extended resource that gives a pod its RDMA devices, such as rdma/shared.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: self.policy != "required" or self.resource_name is not None,
+            "self.policy != 'required' || has(self.resourceName)",
+            "policy required needs resourceName, the extended resource of the RDMA device plugin",
+        ),
+    )
+
+
+class Injection(Model):
+    """What pods labelled ``transferqueue.io/inject`` get."""
+
+    init_containers: bool = Field(default=False, description="Inject into init containers and native sidecars too.")
+    exclude_containers: list[str] = Field(
+        default=["istio-proxy", "linkerd-proxy"], description="Containers left as they are."
+    )
+    shared_memory: Quantity = Field(
+        default=Quantity(defaults.SHARED_MEMORY_SIZE), description="Size of /dev/shm, unless the pod mounts its own."
+    )
+    env: dict[str, str] = Field(default={}, description="Further environment variables; those of the pod win.")
+
+
+class Access(Model):
+    """Who may use the queue from other namespaces."""
+
+    namespaces: list[str] = Field(
+        default=[], description='Namespaces whose pods may attach besides the own; "*" is all.'
+    )
+
+
+class Security(Model):
+    """What the servers and clients refuse."""
+
+    allow_pickle: bool = Field(default=False, description="Let clients pickle values that msgpack cannot carry.")
+
+
+class Spec(Model):
+    """The wished-for state of one data plane."""
+
+    backend: Backend = Field(description="Where the bytes live.")
+    controller: Controller = Field(default=Controller(), description="The control plane.")
+    storage: Storage = Field(default=Storage(), description="The storage units.")
+    rdma: Rdma = Field(default=Rdma(), description="Use of RDMA.")
+    injection: Injection = Field(default=Injection(), description="What labelled pods get.")
+    access: Access = Field(default=Access(), description="Who may attach.")
+    security: Security = Field(default=Security(), description="What is refused.")
+    layout: Literal["jagged", "dense"] = Field(
+        default="jagged", description="Form in which a get returns rows of two or more dimensions and one shape."
+    )
+
+
+class Metadata(Model):
+    """The Kubernetes metadata that matters here; other fields of it are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[
+        str,
+        Matches(
+            r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+            "a name of lower-case letters, digits, - and . that Kubernetes accepts",
+            253,
+        ),
+    ]
+    namespace: str = Field(default="default")
+    labels: dict[str, str] = Field(default={})
+    annotations: dict[str, str] = Field(default={})
+
+
+class TransferQueue(Model):
+    """A data plane between rollout workers and trainers."""
+
+    api_version: Literal["transferqueue.io/v1alpha1"]
+    kind: Literal["TransferQueue"]
+    metadata: Metadata
+    spec: Spec = Field(description="The wished-for state.")
+    status: dict[str, JsonValue] | None = None
+
+
+def load(source: Path | str) -> TransferQueue:
+    """Read a TransferQueue from a file, or from text if ``source`` is a string of more than one line.
+
+    Raises :class:`ConfigError` with one line for each problem.
+    """
+    return parse(manifest.single(source))
+
+
+def parse(document: Any) -> TransferQueue:
+    """Check a parsed document, for example an object from the apiserver.
+
+    Raises :class:`ConfigError` with one line for each problem.
+    """
+    try:
+        return TransferQueue.model_validate(document)
+    except ValidationError as error:
+        lines = [manifest.explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
+    raise ConfigError("\n".join(lines))
