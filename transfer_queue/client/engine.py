@@ -103,7 +103,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------------- put
 
     async def put(self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float) -> Committed:
-        """Store ``block`` and make its rows ready with ``commit`` (whose fields, blocks and lengths are filled in here).
+        """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
 
         Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
         is stored. Raises CapacityError, ConnectionLostError, and what the controller refuses.
@@ -287,7 +287,7 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # -------------------------------------------------------------------------------- Endpoint of the units' connections
+    # ------------------------------------------------------------------------------- Endpoint of the units' connections
 
     def on_request(
         self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int

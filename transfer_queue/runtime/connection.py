@@ -18,14 +18,14 @@ import numpy as np
 
 from transfer_queue.config.attach import parse_address
 from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
-from transfer_queue.wire.frames import Incoming, Limits, MessageReader, MessageWriter, ProtocolError
+from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
 from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
 
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
 _ENCODER = msgspec.msgpack.Encoder()
-_PING = Envelope(Kind.PING)
+_PING: Envelope[Any] = Envelope(Kind.PING)
 
 
 class Endpoint(Protocol):
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         keepalive: Keepalive,
         *,
         peer: str = "client",
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.peer = peer
         self.welcome: Any = None
@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
 
 def fresh_buffer(nbytes: int) -> memoryview:
     """Uninitialised writable bytes."""
-    return memoryview(np.empty(nbytes, dtype=np.uint8))
+    return np.empty(nbytes, dtype=np.uint8).data
 
 
 async def connect(

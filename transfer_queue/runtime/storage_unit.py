@@ -38,7 +38,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["StorageUnit", "main"]
+__all__ = ["BlockServer", "ControllerLink", "main"]
 
 log = logging.getLogger(__name__)
 

@@ -319,7 +319,7 @@ class MemoryStore:
                 waiter.future.set_result(offset)
             self._waiters.popleft()
 
-    # ------------------------------------------------------------------------------------------------------- lost clients
+    # ----------------------------------------------------------------------------------------------------- lost clients
 
     def _watch_ghosts(self) -> None:
         if self._ghost_timer is None:
