@@ -1,7 +1,8 @@
 """Latency of small puts and gets, throughput of large ones, on this machine with local server processes.
 
-``python bench/latency.py [--controller HOST:PORT] [--tcp]``: medians and 99th percentiles in milliseconds, GB/s. Without
-an address it starts a controller and two storage units of its own. Copies of the machine's memory are measured beside.
+``python bench/latency.py [--controller HOST:PORT] [--tcp]``: medians and 99th percentiles in milliseconds, GB/s.
+Without an address it starts a controller and two storage units of its own. Plain copies are
+measured beside.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from tensordict import TensorDict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.integration.stack import Stack
-
 import transfer_queue as tq
+from tests.integration.stack import Stack
 
 MB = 1e6
 

@@ -93,9 +93,7 @@ async def async_kv_batch_put(
     return await client.async_run(client.kv.put(keys, partition_id, fields, tags, data_parser))
 
 
-def kv_batch_get(
-    keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
-) -> TensorDict:
+def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> TensorDict:
     """The rows of ``keys``, in that order, repeated where keys repeat: batch size ``[len(keys)]``.
 
     Without ``select_fields``: every field ready for all of them; with it, those of the named ones. Raises
@@ -120,9 +118,7 @@ def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | Non
     return client.run(client.kv.get_by_meta(meta, select_fields))
 
 
-async def async_kv_batch_get_by_meta(
-    meta: KVBatchMeta, select_fields: list[str] | str | None = None
-) -> TensorDict:
+async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
     """See ``kv_batch_get_by_meta``."""
     client = current_client()
     return await client.async_run(client.kv.get_by_meta(meta, select_fields))

@@ -173,9 +173,7 @@ class AsyncTransferQueueClient:
         """Names of partitions in the order of their creation."""
         return await self._async(self.rows.partition_list())
 
-    async def async_kv_retrieve_meta(
-        self, keys: list[str] | str, partition_id: str, create: bool = False
-    ) -> BatchMeta:
+    async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
         """Rows of ``keys``; missing ones are left out, or created without data."""
         return await self._async(self.kv.retrieve_meta(keys, partition_id, create))
 
@@ -287,7 +285,9 @@ def _attach_config(controller_info: AttachConfig | str) -> AttachConfig:
         return AttachConfig(
             controller=ControllerAddresses(addresses=[controller_info]), security=AttachSecurity(allow_pickle=True)
         )
-    raise InvalidTypeError(f"controller_info must be an AttachConfig or host:port, not {type(controller_info).__name__}")
+    raise InvalidTypeError(
+        f"controller_info must be an AttachConfig or host:port, not {type(controller_info).__name__}"
+    )
 
 
 def _all(status: Status) -> bool:

@@ -103,7 +103,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------------- put
 
     async def put(self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float) -> Committed:
-        """Store ``block`` and make its rows ready with ``commit`` (whose fields, blocks and lengths are filled in here).
+        """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
 
         Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
         is stored. Raises CapacityError, ConnectionLostError, and what the controller refuses.
@@ -136,9 +136,7 @@ class Engine:
         assert isinstance(reply, Committed)
         return reply
 
-    async def _store(
-        self, block: EncodedBlock, wait_s: float, timeout_s: float
-    ) -> list[tuple[BlockRef, UnitInfo]]:
+    async def _store(self, block: EncodedBlock, wait_s: float, timeout_s: float) -> list[tuple[BlockRef, UnitInfo]]:
         """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows."""
         backend = await self._ready_backend()
         loop = asyncio.get_running_loop()
@@ -196,7 +194,9 @@ class Engine:
             else:
                 return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
         if failure is None:
-            raise CapacityError(f"no storage unit has capacity for a block of {block.nbytes} bytes; put smaller batches")
+            raise CapacityError(
+                f"no storage unit has capacity for a block of {block.nbytes} bytes; put smaller batches"
+            )
         raise failure
 
     async def _discard(self, refs: Sequence[tuple[BlockRef, UnitInfo]]) -> None:
@@ -225,9 +225,7 @@ class Engine:
         assert isinstance(reply, Batch)
         return reply
 
-    async def load(
-        self, batch: Batch, fields: Sequence[str], again: Lookup | None, timeout_s: float
-    ) -> LoadedBatch:
+    async def load(self, batch: Batch, fields: Sequence[str], again: Lookup | None, timeout_s: float) -> LoadedBatch:
         """Read ``fields`` of all rows of a located batch.
 
         Rows that were overwritten, or whose unit went away, since they were located are looked up ``again``.
@@ -289,7 +287,7 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # -------------------------------------------------------------------------------- Endpoint of the units' connections
+    # ------------------------------------------------------------------------------- Endpoint of the units' connections
 
     def on_request(
         self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int

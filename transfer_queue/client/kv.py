@@ -10,8 +10,8 @@ from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
-from transfer_queue.client.reading import LoadedBatch
-from transfer_queue.client.rows import EMPTY, ReadPlan, batch_meta, pack_indexes
+from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
@@ -153,9 +153,7 @@ class KvOperations:
 
     # ---------------------------------------------------------------------------------------------- keys and metadata
 
-    def retrieve_meta(
-        self, keys: list[str] | str, partition_id: str, create: bool
-    ) -> Operation[Batch, BatchMeta]:
+    def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
 
         async def work() -> Batch:

@@ -120,17 +120,17 @@ def _attach(config: AttachConfig) -> TransferQueueClient:
 
 def _named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
     """The queue that an explicit ``conf`` names, if it names one."""
-    plain = _plain(conf)
-    controller = (plain or {}).get("controller")
+    plain = _plain(conf) or {}
+    controller = plain.get("controller")
     if not isinstance(controller, dict) or not controller.get("addresses"):
         return None
-    known = {name: (plain or {})[name] for name in ("name", "layout", "security") if name in (plain or {})}
+    known = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
     return validate_document(AttachConfig, {**known, "controller": {"addresses": controller["addresses"]}}, "conf")
 
 
 def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:
     try:
-        launch = importlib.import_module("transfer_queue.launch")
+        launch = importlib.import_module("transfer_queue.launch.conf")
     except ModuleNotFoundError as error:
         raise StartError(
             f"cannot start local server processes: {error}; set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS to attach to "
@@ -148,7 +148,7 @@ def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None
 
     if isinstance(conf, DictConfig):
         return cast("dict[str, Any]", OmegaConf.to_container(conf, resolve=True))
-    return dict(conf)
+    return {str(name): value for name, value in conf.items()}
 
 
 def _warn_of_differences(conf: DictConfig | Mapping[str, Any] | None) -> None:

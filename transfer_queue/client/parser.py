@@ -25,7 +25,7 @@ def parsed(data: TensorDict | dict[str, Any], parser: DataParser | None) -> Tens
         return data
     if not callable(parser):
         raise RequestError(f"data_parser must be callable, not {type(parser).__name__}")
-    fields = {name: _rows(data.get(name)) for name in data.keys()}  # noqa: SIM118 - a TensorDict iterates over rows
+    fields: dict[str, Any] = {str(name): _rows(value) for name, value in data.items()}
     counts = {name: len(value) for name, value in fields.items()}
     try:
         result = parser(fields)

@@ -86,7 +86,9 @@ class RowOperations:
         request_s = self._options.request_s
         if mode == "force_fetch":
             every = Lookup(partition_id, fields=list(data_fields), locate=False)
-            return Operation(self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id))
+            return Operation(
+                self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
+            )
         if mode == "insert":
             commit = Commit(partition_id, append=batch_size, wait_s=self._options.put_wait_s)
             return Operation(

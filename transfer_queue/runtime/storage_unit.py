@@ -38,7 +38,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["StorageUnit", "main"]
+__all__ = ["BlockServer", "ControllerLink", "main"]
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,9 @@ class ControllerLink:
 
     # ------------------------------------------------------------------------------------------------------- Endpoint
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         connection.fail(request, RequestError("a storage unit serves no requests of the controller"))
 
     def on_notice(self, connection: Connection, body: Any) -> None:

@@ -129,7 +129,9 @@ class MemoryStore:
         if isinstance(message, wire.Fill):
             block = self._unsealed(peer, message.block)
             if block.filling or block.nbytes != nbytes:
-                raise RequestError(f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}")
+                raise RequestError(
+                    f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}"
+                )
             block.filling = True
             return self._file.memory[block.offset : block.offset + nbytes]
         raise RequestError(f"{type(message).__name__} takes no payload")
@@ -317,7 +319,7 @@ class MemoryStore:
                 waiter.future.set_result(offset)
             self._waiters.popleft()
 
-    # ------------------------------------------------------------------------------------------------------- lost clients
+    # ----------------------------------------------------------------------------------------------------- lost clients
 
     def _watch_ghosts(self) -> None:
         if self._ghost_timer is None:
