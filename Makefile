@@ -36,14 +36,14 @@ check: setup ## Lint, format, types, layers, generated files
 	ruff format --check .
 	mypy
 	lint-imports
-	$(if $(wildcard scripts/generate),scripts/generate --check)
+	$(PYTHON) -m tq_operator.api.generate --check
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .
 	ruff check --fix .
 
 generate: setup ## Write the generated files: CRD, values schema
-	scripts/generate
+	$(PYTHON) -m tq_operator.api.generate
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)

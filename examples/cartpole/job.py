@@ -1,6 +1,6 @@
 """The whole job on one machine: three rollout workers and a trainer, each a process, with a queue between them.
 
-    tq up -f examples/quickstart.yaml -- python examples/cartpole/job.py
+tq up -f examples/quickstart.yaml -- python examples/cartpole/job.py
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
     seed = f"--seed={arguments.seed}"
-    print(f"CartPole: {arguments.workers} rollout workers and a trainer; mean return of the last 20 episodes:", flush=True)
+    print(
+        f"CartPole: {arguments.workers} rollout workers and a trainer; mean return of the last 20 episodes:", flush=True
+    )
     trainer = _start("trainer.py", seed, f"--workers={arguments.workers}", f"--limit={arguments.limit:g}")
     rollouts = [_start("rollout.py", seed, f"--worker={number}") for number in range(arguments.workers)]
     try:

@@ -32,7 +32,9 @@ class Curve:
             console.print(f"{after:6.1f} s  update {update:3d}  episodes {self.episodes:5d}  return {mean:6.1f}  {bar}")
 
 
-def print_table(trainer: Stages, rollouts: Sequence[dict[str, dict[str, float]]], episodes: int, elapsed: float) -> None:
+def print_table(
+    trainer: Stages, rollouts: Sequence[dict[str, dict[str, float]]], episodes: int, elapsed: float
+) -> None:
     """``rollouts``: :meth:`Stages.as_dict` of each worker; their times are added up."""
     together = Stages()
     for report in rollouts:

@@ -46,17 +46,19 @@ class Trainer:
         self.learner = Learner(self.policy)
         self.stages = Stages()
         self.version = 0
+        self.deadline = 0.0
         tq.init()
         self.client = tq.get_client()
 
     def run(self, goal: float, limit_s: float) -> bool:
         """Train until the goal or the limit; True if the goal was reached."""
         began = time.monotonic()
+        self.deadline = began + limit_s
         self.publish()
         curve = Curve(goal)
         last: deque[float] = deque(maxlen=20)
         mean = 0.0
-        while mean < goal and time.monotonic() - began < limit_s:
+        while mean < goal and time.monotonic() < self.deadline:
             returns = self.step()
             last.extend(returns)
             mean = sum(last) / len(last)
@@ -69,14 +71,7 @@ class Trainer:
 
     def step(self) -> list[float]:
         """One update on one group of each worker. The returns of its episodes."""
-        with self.stages.time("wait for groups"):
-            meta = self.client.get_meta(
-                data_fields=FIELDS,
-                batch_size=self.workers * GROUP_SIZE,
-                partition_id="rollouts",
-                mode="fetch",
-                task_name="train",
-            )
+        meta = self.wait_for_groups()
         with self.stages.time("get batch") as stage:
             batch = self.client.get_data(meta)
             stage.nbytes += _nbytes(batch)
@@ -90,6 +85,22 @@ class Trainer:
             self.client.clear_samples(meta)
         numbers: list[float] = returns.tolist()
         return numbers
+
+    def wait_for_groups(self) -> tq.BatchMeta:
+        """One complete group of each worker, taken for this task."""
+        with self.stages.time("wait for groups"):
+            while True:
+                try:
+                    return self.client.get_meta(
+                        data_fields=FIELDS,
+                        batch_size=self.workers * GROUP_SIZE,
+                        partition_id="rollouts",
+                        mode="fetch",
+                        task_name="train",
+                    )
+                except TimeoutError:  # says what is missing; the workers may be starting
+                    if time.monotonic() > self.deadline:
+                        raise
 
     def publish(self, *, done: bool = False) -> None:
         """Put the weights where the rollout workers look; the tag tells them how new these are."""
@@ -114,8 +125,8 @@ def _steps(column: Tensor) -> Tensor:
 
 
 def _nbytes(batch: TensorDict) -> int:
-    columns = [batch.get(name) for name in batch.keys()]
-    return sum(_steps(column).nbytes if column.is_nested else column.nbytes for column in columns if isinstance(column, Tensor))
+    tensors = [column for column in batch.values() if isinstance(column, Tensor)]
+    return sum(_steps(column).nbytes if column.is_nested else column.nbytes for column in tensors)
 
 
 if __name__ == "__main__":

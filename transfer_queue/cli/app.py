@@ -10,7 +10,6 @@ from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from transfer_queue.cli.state import RunningQueue, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
@@ -108,15 +107,11 @@ def status() -> None:
     if not running:
         console.print("no queue is running here")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "BACKEND", "PROCESS", "PID", "ADDRESS"):
-        table.add_column(column, no_wrap=True)
     for queue in running:
-        table.add_row(queue.name, queue.backend, "tq up", str(queue.pid), "")
+        typer.echo(f"{queue.name}: {queue.backend} backend, kept by pid {queue.pid}")
         for server in queue.servers:
-            table.add_row("", "", server.name, str(server.pid), server.address)
-        table.add_row("", "", "attach with", "", f"TQ_CONFIG_FILE={queue.attach_file}")
-    Console(highlight=False, soft_wrap=True).print(table)
+            typer.echo(f"  {server.name:<16} pid {server.pid:<8} {server.address}".rstrip())
+        typer.echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
 
 
 @app.command()

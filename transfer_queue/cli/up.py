@@ -51,7 +51,7 @@ def _parts(plan: LocalPlan) -> str:
 
 def _describe(stack: LocalStack, attach: Path) -> RunningQueue:
     servers = [
-        ServerState(process.name, process.pid, str(process.address.get("address", ""))) for process in stack.processes
+        ServerState(process.name, process.pid, process.address.get("address") or "") for process in stack.processes
     ]
     return RunningQueue(
         name=stack.plan.name,

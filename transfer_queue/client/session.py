@@ -63,6 +63,9 @@ class ControllerSession:
     def address(self) -> str:
         return ", ".join(self._addresses)
 
+    def connections(self) -> list[Connection]:
+        return [] if self._connection is None else [self._connection]
+
     async def open(self, timeout_s: float) -> None:
         """Connect for the first time. Raises ConnectionLostError."""
         deadline = asyncio.get_running_loop().time() + timeout_s

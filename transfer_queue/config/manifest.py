@@ -74,10 +74,9 @@ def explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     if kind == "missing":
         return f"{path}: Required value"
     if kind == "literal_error":
-        if given is False and "off" in _allowed(root, location):
-            return f'{path}: write "off" in quotes: YAML reads a bare off as false'
         choices = ", ".join(f'"{value}"' for value in _allowed(root, location))
-        return f"{path}: Unsupported value: {_quote(given)}: supported values: {choices}"
+        hint = "; quote it: YAML reads a bare off as false" if given is False and '"off"' in choices else ""
+        return f"{path}: Unsupported value: {_quote(given)}: supported values: {choices}{hint}"
     if kind == "string_pattern_mismatch":
         return f"{path}: Invalid value: {_quote(given)}: should match '{problem['ctx']['pattern']}'"
     if kind in _TYPES:

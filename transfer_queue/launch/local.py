@@ -122,7 +122,9 @@ class LocalStack:
     def __enter__(self) -> LocalStack:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 
@@ -150,7 +152,11 @@ def default_plan(
         ),
         units=tuple(
             StorageUnitConfig(
-                name=f"storage-{number}", host=HOST, port=0, controller=["unknown:0"], capacity=unit_capacity,
+                name=f"storage-{number}",
+                host=HOST,
+                port=0,
+                controller=["unknown:0"],
+                capacity=unit_capacity,
                 backend=BackendChoice(),
             )
             for number in range(units)

@@ -122,7 +122,7 @@ def _backend_settings(backend: Backend) -> dict[str, Any]:
         return {}
     if backend.mooncake is None:
         raise ConfigError(
-            f'spec.backend: "{backend.kind}" has no processes that run on one machine; supported values: simple, mooncake'
+            f'spec.backend: "{backend.kind}" has no processes on one machine; supported values: simple, mooncake'
         )
     return backend.mooncake.model_dump(
         mode="json",

@@ -120,19 +120,19 @@ class ServerProcess:
 def wait_until_serving(servers: Iterable[Startable], timeout_s: float) -> Iterable[Startable]:
     """Yield each server as it starts to serve. Raises StartError for the first that fails or is not ready in time."""
     deadline = time.monotonic() + timeout_s
+    waiting = {server.fileno(): server for server in servers}
     with selectors.DefaultSelector() as selector:
-        for server in servers:
-            selector.register(server, selectors.EVENT_READ)
-        while selector.get_map():
-            waiting = ", ".join(sorted(key.fileobj.name for key in selector.get_map().values()))  # type: ignore[union-attr]
+        for descriptor in waiting:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while waiting:
             events = selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                raise StartError(f"{waiting} not ready after {timeout_s:g} s; see the logs, or allow more time")
+                names = ", ".join(server.name for server in waiting.values())
+                raise StartError(f"{names} not ready after {timeout_s:g} s; see the logs, or allow more time")
             for key, _ in events:
-                server: Startable = key.fileobj  # type: ignore[assignment]
-                if server.advance():
-                    selector.unregister(server)
-                    yield server
+                if waiting[key.fd].advance():
+                    selector.unregister(key.fd)
+                    yield waiting.pop(key.fd)
 
 
 def stop_all(servers: Iterable[Startable]) -> None:

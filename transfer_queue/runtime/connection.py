@@ -191,6 +191,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed:
             self._transport.close()
 
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 without one."""
+        found = None if self.closed else self._transport.get_extra_info("socket")
+        return -1 if found is None else int(found.fileno())
+
     def lost_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"lost the connection to {self.peer}: {self._reason}")
 

@@ -60,8 +60,17 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
+        _end_tasks(loop)
         loop.close()
     return 0
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

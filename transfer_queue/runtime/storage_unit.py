@@ -132,6 +132,12 @@ class ControllerLink:
         if self._connection is not None:
             self._connection.send(ReportOrphans(pack_blocks(blocks)))
 
+    def start_over(self) -> None:
+        """Register as another unit: what this one held is lost."""
+        self._incarnation = secrets.token_hex(8)
+        if self._connection is not None:
+            self._connection.close()
+
     async def run(self, registered: asyncio.Event) -> None:
         """Stay registered for ever. Raises ConnectionLostError if the first registration fails for too long."""
         loop = asyncio.get_running_loop()
@@ -169,6 +175,8 @@ class ControllerLink:
                 self._store.attributes(),
             )
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
+            if join.incarnation != self._incarnation:
+                raise ConnectionLostError("what this unit held was lost while it registered")
         except (TransferQueueError, asyncio.CancelledError):
             connection.close()
             raise
@@ -220,9 +228,10 @@ class ControllerLink:
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     settings = {"prefault": config.prefault, **config.backend.settings}
-    store = await open_store(
-        config.backend.kind, StoreContext(config.name, config.capacity, settings, config.directory, log.warning)
+    context = StoreContext(
+        config.name, config.capacity, settings, config.directory, log.warning, lost=lambda: link.start_over()
     )
+    store = await open_store(config.backend.kind, context)
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     link = ControllerLink(config, store, keepalive)
     status = StatusServer(

@@ -20,6 +20,7 @@ from transfer_queue.wire.messages import UnitInfo, UnitStats
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
     from transfer_queue.columns.block import BlockView, EncodedBlock
 
     Rows = tuple[int, int] | NDArray[np.int32]
@@ -178,6 +179,9 @@ class StoreContext:
     directory: str
     """Where files of shared memory may be made (tmpfs)."""
     log: Callable[[str], None] = field(default=lambda text: None)
+    lost: Callable[[], None] = field(default=lambda: None)
+    """To be called on the loop when everything the store held is gone though this process lives on. The unit then
+    registers under a new number, and the rows of the old one are reported lost."""
 
 
 class UnitStore(Protocol):

@@ -54,9 +54,20 @@ def _node(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str
         result |= _FREE_FORM if child == _FREE_FORM else {"additionalProperties": child}
     if "items" in schema:
         result["items"] = _node(schema["items"], definitions)
-    if schema.get("default") is not None:
-        result["default"] = {} if isinstance(schema["default"], Mapping) else schema["default"]
+    default = _default(schema.get("default"), result)
+    if default is not None:
+        result["default"] = default
     return result
+
+
+def _default(value: Any, node: Mapping[str, Any]) -> Any:
+    if not isinstance(value, Mapping):
+        return None if value == [] else value
+    filled = {name: child["default"] for name, child in node.get("properties", {}).items() if "default" in child}
+    if not filled:
+        return None  # nothing to fill in: the field stays out of the stored object
+    # The apiserver tries rules on the default as it is written, before it fills in the fields' own.
+    return filled if "x-kubernetes-validations" in node else {}
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:

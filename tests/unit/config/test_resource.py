@@ -117,7 +117,10 @@ REFUSALS = [
         "{backend: {mooncake: {master: {rpcInterface: abcdefghijklmnop}}}}",
         "spec.backend.mooncake.master.rpcInterface: Too long: may not be more than 15 bytes",
     ),
-    (f"{{{SIMPLE}, rdma: {{policy: off}}}}", 'spec.rdma.policy: write "off" in quotes: YAML reads a bare off as false'),
+    (
+        f"{{{SIMPLE}, rdma: {{policy: off}}}}",
+        'spec.rdma.policy: Unsupported value: false: supported values: "off", "auto", "required"; quote it: YAML reads a bare off as false',
+    ),
     (
         f"{{{SIMPLE}, rdma: {{policy: required}}}}",
         "spec.rdma: policy required needs resourceName, the extended resource of the RDMA device plugin",

@@ -75,6 +75,11 @@ class Extents:
         return self._end - self._start
 
     @property
+    def used(self) -> int:
+        """Bytes in use, extents that were freed under lease included."""
+        return self._used_bytes
+
+    @property
     def largest_free(self) -> int:
         """Bytes of the largest extent that can be allocated now."""
         if not self._bin_bits:
@@ -177,6 +182,10 @@ class Extents:
 
     def _find(self, size: int) -> int | None:
         own = self._class_of(size)
+        # Recycled extents are mostly of the sizes asked for, so a hole of the same class often fits exactly.
+        first = next(iter(self._bins.get(own, ())), None)
+        if first is not None and self._free_by_start[first] >= size:
+            return first
         larger = self._bin_bits >> (own + 1)
         if larger:
             number = own + 1 + (larger & -larger).bit_length() - 1
