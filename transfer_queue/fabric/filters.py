@@ -129,14 +129,13 @@ def _slow(keep: Sequence[Hca], fabric: Fabric) -> dict[str, tuple[str, str]]:
         sums[kind] = sums.get(kind, 0.0) + kind[1]
     if not sums:
         return {}
-    rail = max(sums, key=lambda kind: (sums[kind], kind[1]))[1]
+    layer, rail = max(sums, key=lambda kind: (sums[kind], kind))
+    words = f"is far below the {rail:g} Gb/s of the other HCAs: management or storage"
     return {
-        hca.name: (
-            "slow",
-            f"{rate_of(hca):g} Gb/s is far below the {rail:g} Gb/s of the other HCAs: management or storage",
-        )
+        hca.name: ("slow", f"{rate_of(hca):g} Gb/s {words}")
         for hca in keep
-        if rate_of(hca) < rail / 2
+        # Slow Ethernet beside InfiniBand rails goes by the next rule, whose reason says more.
+        if rate_of(hca) < rail / 2 and (layer != "InfiniBand" or _layer(hca) == layer)
     }
 
 

@@ -93,8 +93,8 @@ def gid_index(ports: Sequence[tuple[str, Port]]) -> tuple[int | None, list[str]]
     common = set(indexes[0]).intersection(*indexes[1:])
     if not common:
         return None, [
-            f"no GID index holds a RoCE v2 address on all of {', '.join(name for name, _ in roce)}; Mooncake falls back "
-            "to GID 0 (RoCE v1, link-local): give the network devices an IP address each"
+            f"no GID index holds a RoCE v2 address on all of {', '.join(name for name, _ in roce)}; Mooncake takes "
+            "GID 0 (RoCE v1, link-local): give the network devices an IP address each"
         ]
     best = min(common, key=lambda index: (max(_reach(table[index]) for table in indexes), index))
     warnings = []
