@@ -258,7 +258,10 @@ def lay_out(facts: dict[str, Any], reported_numa: bool) -> tuple[dict[str, tuple
 
 
 def _below_port(
-    port: tuple[str, ...], switches: list[list[str]], buses: Iterator[tuple[int, int]], chains: dict[str, tuple[str, ...]]
+    port: tuple[str, ...],
+    switches: list[list[str]],
+    buses: Iterator[tuple[int, int]],
+    chains: dict[str, tuple[str, ...]],
 ) -> None:
     """Place the devices below one root port: directly, behind one switch, or behind switches below a switch."""
     domain = int(port[1].partition(":")[0], 16)
