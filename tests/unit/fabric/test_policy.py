@@ -80,7 +80,7 @@ def test_only_dead_devices(tmp_path: Path) -> None:
     machine(tmp_path, PortSpec("1: DOWN"), PortSpec(gids=[]))
     assert_tcp_or_refused(
         both(tmp_path),
-        "none of the 2 RDMA devices is usable (mlx5_0: port 1 is DOWN, not ACTIVE; mlx5_1: port 1 has an empty GID table",
+        "none of the 2 RDMA devices is usable (mlx5_0: port 1 is DOWN, not ACTIVE; mlx5_1: port 1 has an empty GID",
     )
 
 

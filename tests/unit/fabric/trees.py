@@ -283,7 +283,7 @@ def _below_port(
 
 
 def _buses() -> Iterator[tuple[int, int]]:
-    """(domain, bus) pairs. A domain is left only where a new host bridge begins; see lay_out's machines for the size."""
+    """(domain, bus) pairs. One domain is enough for every recorded machine."""
     yield from ((0, bus) for bus in range(256))
 
 
