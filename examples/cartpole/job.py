@@ -24,7 +24,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     print(f"CartPole with {arguments.workers} rollout workers: mean return of the last 20 episodes", flush=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rollout", "trainer"])  # loads PyTorch once for all processes
+    context.set_forkserver_preload(["torch", "tensordict", "gymnasium"])  # loaded once, not by each process
     seed = f"--seed={arguments.seed}"
     trainer = context.Process(
         target=_trainer, args=([seed, f"--workers={arguments.workers}", f"--limit={arguments.limit:g}"],)

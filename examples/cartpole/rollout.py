@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-import tensordict  # noqa: F401  loaded now, not within the first put
+import tensordict  # noqa: F401  loaded now, not within the first get
 import torch
 from policy import GROUP_SIZE, Policy, Trajectory, play_group
 from stages import Stages

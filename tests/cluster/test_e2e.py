@@ -30,9 +30,8 @@ CLUSTER_KINDS = "crd,clusterroles,clusterrolebindings,mutatingwebhookconfigurati
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[tuple[Cluster, float]]:
     """The operator, installed by its chart with local images, and when that began."""
-    names = {
-        name: cluster.load(name) and image_reference(name) for name in ("operator", "server", "mooncake", "trainer")
-    }
+    for image in ("operator", "server", "mooncake", "trainer"):
+        cluster.load(image)
     before = ours(cluster)
     assert not before, f"left by an earlier run: {before}"
     began = time.monotonic()

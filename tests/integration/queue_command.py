@@ -1,4 +1,4 @@
-"""``tq`` as a process, in a world of its own: its own ports, its own state folder, everything it starts accounted for."""
+"""``tq`` as a process in a world of its own: ports, state folder, and everything it starts accounted for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class QueueCommand:
                     "protocol": "tcp",
                     "globalSegmentSize": "32Mi",
                     "localBufferSize": "16Mi",
-                    "zeroCopy": {**small, **{f"controller{name[0].upper()}{name[1:]}": size for name, size in small.items()}},
+                    "zeroCopy": {
+                        **small,
+                        **{f"controller{name[0].upper()}{name[1:]}": size for name, size in small.items()},
+                    },
                     "master": {"rpcPort": ports + 6, "httpMetadataPort": ports + 7, "metricsPort": ports + 8},
                     **backend["mooncake"],
                 }

@@ -72,7 +72,8 @@ def test_a_command_uses_the_queue_and_gives_its_exit_code(kind: str, request: py
 
 
 def test_a_signal_reaches_the_command_whose_end_ends_the_queue(simple: QueueCommand) -> None:
-    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print(1, flush=True); signal.pause()"
+    handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+    code = f"{handler}; print(1, flush=True); signal.pause()"
     with simple.start("up", "-f", str(simple.file), "--", sys.executable, "-c", code) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
@@ -88,7 +89,7 @@ def test_in_the_foreground_it_serves_until_it_is_interrupted(simple: QueueComman
     with simple.start("up", "-f", str(simple.file)) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "Ctrl-C" in line:
+            if "TQ_CONFIG_FILE" in line:
                 break
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -167,9 +168,15 @@ def test_a_command_that_is_not_there_is_named(simple: QueueCommand) -> None:
 
 @pytest.mark.parametrize(
     ("process", "setting"),
-    [("controller", ["controller", "port"]), ("storage-1", ["storage", "port"]), ("controller", ["controller", "metricsPort"])],
+    [
+        ("controller", ["controller", "port"]),
+        ("storage-1", ["storage", "port"]),
+        ("controller", ["controller", "metricsPort"]),
+    ],
 )
-def test_a_port_in_use_is_one_line_with_process_and_port(simple: QueueCommand, process: str, setting: list[str]) -> None:
+def test_a_port_in_use_is_one_line_with_process_and_port(
+    simple: QueueCommand, process: str, setting: list[str]
+) -> None:
     port = simple.resource["spec"][setting[0]][setting[1]] + (1 if process == "storage-1" else 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
