@@ -46,12 +46,13 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
             reconciler.request((owner, name))
 
 
-def kopf_settings(health_seconds: float = 60.0) -> kopf.OperatorSettings:
+def kopf_settings(health_seconds: int = 60) -> kopf.OperatorSettings:
     """Own names for everything that kopf could leave on objects, and watches that end by themselves."""
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = f"{GROUP}/kopf"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, key="last-handled")
+    settings.process.ultimate_exiting_timeout = 10  # seconds; the kubelet's own patience is longer
     settings.posting.enabled = False
     settings.posting.reporting_component = MANAGER
     settings.networking.request_timeout = health_seconds
