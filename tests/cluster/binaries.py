@@ -95,7 +95,7 @@ def build_binaries() -> Path:
     folder = binary_folder()
     if not missing_binaries():
         return folder
-    with cache_lock():
+    with cache_lock("binaries"):
         todo = missing_binaries()
         go = _go() if todo else ""
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,11 +106,15 @@ def build_binaries() -> Path:
 
 
 @contextmanager
-def cache_lock() -> Iterator[None]:
-    """Let one process at a time fill the cache; others wait and find it filled."""
+def cache_lock(part: str) -> Iterator[None]:
+    """Let one process at a time fill a part of the cache; others wait and find it filled."""
     cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with (cache_folder() / f".{part}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with step(f"waiting for another process that is making {part}"):
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -31,11 +31,14 @@ def run(
     lines of its output, and `fix` if given, when the program is missing or exits non-zero.
     """
     words = [str(word) for word in argv]
-    text = stdin.read_bytes() if isinstance(stdin, Path) else (stdin or "").encode()
+    variables = {**os.environ, **(environment or {})}
     try:
-        done = subprocess.run(
-            words, input=text, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True
-        )
+        if isinstance(stdin, Path):
+            with stdin.open("rb") as file:
+                done = subprocess.run(words, stdin=file, cwd=cwd, env=variables, capture_output=True)
+        else:
+            text = (stdin or "").encode()
+            done = subprocess.run(words, input=text, cwd=cwd, env=variables, capture_output=True)
     except FileNotFoundError as error:
         raise ClusterError(f"cannot run {words[0]}: {error.strerror}. {fix}".rstrip()) from error
     output = done.stdout.decode(errors="replace")

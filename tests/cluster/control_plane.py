@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.component import Component, wait_until
-from tests.cluster.errors import ClusterError
 from tests.cluster.network import API_SERVICE, CONTROL, DNS_SERVICE, SERVICE_RANGE
 from tests.cluster.paths import SOURCE, state_folder
 from tests.cluster.pki import Authority, KeyPair
@@ -148,16 +147,9 @@ def admin_kubeconfig() -> Path:
     return state_folder() / "admin.kubeconfig"
 
 
-def require_kubeconfig() -> Path:
-    """`admin_kubeconfig` of a cluster that exists."""
-    if not admin_kubeconfig().exists():
-        raise ClusterError("no cluster is up. Start one with: make cluster")
-    return admin_kubeconfig()
-
-
 def _corefile(kubeconfig: Path) -> str:
     # Names outside the cluster do not exist, at once: nothing here may ask the world.
-    return f""".:53 {{
+    return f"""cluster.local:53 in-addr.arpa:53 {{
   errors
   health 127.0.0.1:8080
   ready 127.0.0.1:8181
@@ -165,10 +157,13 @@ def _corefile(kubeconfig: Path) -> str:
     kubeconfig {kubeconfig}
     pods insecure
   }}
+  cache 5
+}}
+.:53 {{
+  errors
   template ANY ANY . {{
     rcode NXDOMAIN
   }}
-  cache 5
 }}
 """
 

@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.cluster.binaries import cache_lock
@@ -73,10 +74,10 @@ def build_image(name: str) -> Path:
     if archive.exists():
         os.utime(archive)
         return archive
-    base = _base_image()
+    base = base_image()
     locks = [Path(source).stem for source in sources if source.startswith("requirements/")]
     wheels = fetch_wheels(locks)
-    with cache_lock(), tempfile.TemporaryDirectory(prefix="transferqueue-image-") as folder:
+    with cache_lock("images"), tempfile.TemporaryDirectory(prefix="transferqueue-image-") as folder:
         context = Path(folder)
         for source in sources:
             _copy(REPOSITORY / source, context / source)
@@ -95,22 +96,28 @@ def build_image(name: str) -> Path:
 def load_image(archive: Path, nodes: Sequence[Node]) -> list[str]:
     """Import an OCI archive on the `nodes` that lack it and return the names of its images."""
     digests = read_digests(archive)
-    for node in nodes:
-        present = node.images()
-        if all(present.get(name) == digest for name, digest in digests.items()):
-            say(f"{', '.join(digests)} is on {node.name} already")
-            continue
-        with step(f"loading {', '.join(digests)} on {node.name}"):
-            node.load(archive)
+    with ThreadPoolExecutor() as pool:
+        # Through list(), so that a failure on a node is raised here.
+        list(pool.map(lambda node: _load_on(node, archive, digests), nodes))
     return list(digests)
 
 
-def _base_image() -> str:
+def _load_on(node: Node, archive: Path, digests: Mapping[str, str]) -> None:
+    names = ", ".join(digests)
+    present = node.images()
+    if all(present.get(name) == digest for name, digest in digests.items()):
+        say(f"{names} is on {node.name} already")
+        return
+    with step(f"loading {names} on {node.name}"):
+        node.load(archive)
+
+
+def base_image() -> str:
     """Name of the base image in buildah's storage, made by debootstrap once."""
     key = hashlib.sha256(repr((SUITE, BASE_PACKAGES)).encode()).hexdigest()[:12]
     name = f"localhost/transferqueue-base:{key}"
     folder = cache_folder() / "base" / key
-    with cache_lock():
+    with cache_lock("images"):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "rootfs.tar").exists():
             with step(f"making the base image (Debian {SUITE})"):
@@ -176,11 +183,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _push(name: str, reference: str, archive: Path) -> None:
-    """Write an image of buildah's storage as an archive; uncompressed, since it goes no further than this machine."""
+    """Write an image of buildah's storage as an archive, under the name `reference`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{partial}:{reference}")
+    _buildah("push", "--quiet", name, f"oci-archive:{partial}:{reference}")
     partial.rename(archive)
 
 

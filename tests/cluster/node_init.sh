@@ -9,24 +9,24 @@ node=$state/$name
 trap '' CHLD # the kernel reaps orphans by itself then
 
 # /run and /var/lib become empty. What the node needs of the machine's folders, wherever they lie, is held in
-# the new /run meanwhile.
+# the new /run meanwhile. mount -n, because the file that mount keeps its notes in is hidden with the old /run.
 mkdir -p "$node/run"
-mount -t tmpfs -o mode=0755 run "$node/run"
+mount -n -t tmpfs -o mode=0755 run "$node/run"
 mkdir "$node/run/state" "$node/run/binaries"
-mount --bind "$state" "$node/run/state"
-mount --bind "$binaries" "$node/run/binaries"
-mount --move "$node/run" /run
-mount -t tmpfs -o mode=0755 lib /var/lib
+mount -n --bind "$state" "$node/run/state"
+mount -n --bind "$binaries" "$node/run/binaries"
+mount -n --move "$node/run" /run
+mount -n -t tmpfs -o mode=0755 lib /var/lib
 mkdir -p "$state" "$binaries"
-mount --move /run/state "$state"
-mount --move /run/binaries "$binaries"
+mount -n --move /run/state "$state"
+mount -n --move /run/binaries "$binaries"
 for folder in kubelet containerd cni; do
   mkdir -p "$node/$folder" "/var/lib/$folder"
-  mount --bind "$node/$folder" "/var/lib/$folder"
+  mount -n --bind "$node/$folder" "/var/lib/$folder"
 done
 mkdir -p "$node/log"
-mount --bind "$node/log" /var/log
-mount --make-rshared / # pods may ask for mounts that travel both ways
+mount -n --bind "$node/log" /var/log
+mount -n --make-rshared / # pods may ask for mounts that travel both ways
 hostname "$name"
 touch "$node/ready"
 exec "$@"

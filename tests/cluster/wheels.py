@@ -26,7 +26,7 @@ def fetch_wheels(names: list[str]) -> Path:
     The hashes of the lock files are checked by pip, here and again in the image.
     """
     folder = cache_folder() / "wheels"
-    with cache_lock():
+    with cache_lock("wheels"):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             lock = REPOSITORY / "requirements" / f"{name}.txt"
@@ -67,7 +67,7 @@ def wanted_entries(lock: str) -> Iterator[str]:
             if not marker.strip() or Marker(marker).evaluate(target):
                 yield requirement.strip() + (separator + hashes if separator else "\n")
             entry = ""
-        if not line.startswith("#"):
+        if line.strip() and not line.startswith("#"):
             entry += line
 
 

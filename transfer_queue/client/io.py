@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.runtime.process import new_event_loop
 
-__all__ = ["IoThread"]
+__all__ = ["ForkHandler", "IoThread", "close_in_forked_children", "shared_io"]
 
 T = TypeVar("T")
 
@@ -121,3 +124,48 @@ class _Outcome:
                 self.task.cancel()
 
         loop.call_soon_threadsafe(cancel)
+
+
+class ForkHandler(Protocol):
+    """What holds sockets and locks that a forked child must not keep."""
+
+    def descriptors(self) -> list[int]: ...
+
+    def abandon_in_child(self) -> None: ...
+
+
+_shared: IoThread | None = None
+_shared_lock = threading.Lock()
+_fork_handlers: weakref.WeakSet[ForkHandler] = weakref.WeakSet()
+_abandoned: list[object] = []
+
+
+def shared_io() -> IoThread:
+    """The I/O thread of this process, started on first use."""
+    global _shared
+    with _shared_lock:
+        if _shared is None or not _shared.alive:
+            _shared = IoThread()
+        return _shared
+
+
+def close_in_forked_children(handler: ForkHandler) -> None:
+    """Weakly remember ``handler``: a child keeps none of its descriptors, so that servers see the parent's end."""
+    _fork_handlers.add(handler)
+
+
+def _after_fork_in_child() -> None:
+    global _shared, _shared_lock
+    _shared_lock = threading.Lock()
+    # Kept alive for good: their clean-up would act on descriptors that are closed here and may be others' by then.
+    _abandoned.extend([_shared, *_fork_handlers])
+    _shared = None
+    for handler in list(_fork_handlers):
+        handler.abandon_in_child()
+        for descriptor in handler.descriptors():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    _fork_handlers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

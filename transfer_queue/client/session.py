@@ -63,6 +63,9 @@ class ControllerSession:
     def address(self) -> str:
         return ", ".join(self._addresses)
 
+    def connections(self) -> list[Connection]:
+        return [] if self._connection is None else [self._connection]
+
     async def open(self, timeout_s: float) -> None:
         """Connect for the first time. Raises ConnectionLostError."""
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -153,9 +156,7 @@ class ControllerSession:
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
-        connection = await connect(
-            address, hello, self, _DECODER, self._keepalive, what="controller", timeout_s=10.0
-        )
+        connection = await connect(address, hello, self, _DECODER, self._keepalive, what="controller", timeout_s=10.0)
         before, self.welcome = self.welcome, connection.welcome
         if before.run and before.run != self.welcome.run:
             log.warning("the controller at %s started anew; rows put before are gone", address)
@@ -166,7 +167,9 @@ class ControllerSession:
 
     # --------------------------------------------------------------------------------------------------------- Endpoint
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         connection.abort("a client serves no requests")
 
     def on_notice(self, connection: Connection, body: Any) -> None:

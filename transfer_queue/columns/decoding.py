@@ -15,7 +15,8 @@ from transfer_queue.columns.column import Bytes, ColumnView, Int64s, Rows
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, strided_nested_from_buffer
-from transfer_queue.columns.tensor_bytes import DTYPES, empty_bytes, tensor_from_bytes
+from transfer_queue.columns.recycling import empty_bytes
+from transfer_queue.columns.tensor_bytes import DTYPES, tensor_from_bytes
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
@@ -82,7 +83,7 @@ class _Assembly:
         self.layout = layout
         self.copy = copy
         self.allow_pickle = allow_pickle
-        self.offsets: dict[bytes, torch.Tensor] = {}
+        self.offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
         self.covered: set[int] = set()
 
     def field(self, schema: FieldSchema, pieces: Sequence[Piece]) -> Any:
@@ -187,18 +188,20 @@ class _Assembly:
         if len(axes) > 1:
             flat = tensor_from_bytes(column.values, dtype, [column.value_bytes // dtype.itemsize])
             return strided_nested_from_buffer(flat, torch.from_numpy(_shapes(column, axes, extents)))
-        offsets = self.shared_offsets(extents[:, 0])
+        offsets, bounds = self.shared_offsets(extents[:, 0])
         axis = axes[0]
         values = tensor_from_bytes(column.values, dtype, [int(offsets[-1]), *fixed])
-        return jagged(values, offsets, axis + 1)
+        return jagged(values, offsets, axis + 1, bounds)
 
-    def shared_offsets(self, lengths: Int64s) -> torch.Tensor:
+    def shared_offsets(self, lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
+        """The offsets of rows of these lengths, the same tensor for all fields, and the extreme lengths."""
         key = lengths.tobytes()
-        offsets = self.offsets.get(key)
-        if offsets is None:
+        found = self.offsets.get(key)
+        if found is None:
             offsets = torch.from_numpy(np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))))
-            self.offsets[key] = offsets
-        return offsets
+            bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+            found = self.offsets[key] = offsets, bounds
+        return found
 
 
 def _part(column: ColumnView, piece: Piece, n: int) -> _Part:

@@ -26,9 +26,14 @@ def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]
     return values[first:last], offsets - first, axis
 
 
-def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int) -> torch.Tensor:
-    """The jagged tensor of ``values`` (ragged axis first), whose rows are split at ``offsets`` along ``axis``."""
-    return torch.nested.nested_tensor_from_jagged(values.movedim(0, axis - 1), offsets, jagged_dim=axis)
+def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple[int, int]) -> torch.Tensor:
+    """The jagged tensor of ``values`` (ragged axis first), whose rows are split at ``offsets`` along ``axis``.
+
+    ``bounds``: the shortest and the longest row. Without them, padding would go to the length of all rows together.
+    """
+    return torch.nested.nested_tensor_from_jagged(
+        values.movedim(0, axis - 1), offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
+    )
 
 
 def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
@@ -47,7 +52,8 @@ def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
     )
     if not fits:
         raise ValueError("parts of a jagged tensor do not fit each other")
-    return jagged(values, offsets, axis)
+    lengths = offsets.diff().tolist()
+    return jagged(values, offsets, axis, (min(lengths, default=0), max(lengths, default=0)))
 
 
 def strided_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:

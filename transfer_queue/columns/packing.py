@@ -19,7 +19,8 @@ from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
 __all__ = ["calc_packed_size", "pack_chunks", "pack_into", "unpack_from"]
 
-Buffer: TypeAlias = "memoryview | bytes | bytearray | Bytes"
+Target: TypeAlias = "memoryview | bytearray | Bytes"
+Buffer: TypeAlias = "Target | bytes"
 
 COUNT_BYTES = 8
 ENTRY_BYTES = 16
@@ -30,7 +31,7 @@ def calc_packed_size(items: Sequence[Buffer]) -> int:
     return COUNT_BYTES + ENTRY_BYTES * len(items) + sum(as_bytes(item).nbytes for item in items)
 
 
-def pack_into(target_buffer: memoryview | bytearray | Bytes, items: Sequence[Buffer]) -> None:
+def pack_into(target_buffer: Target, items: Sequence[Buffer]) -> None:
     """Write ``items`` to the start of ``target_buffer``; the GIL is released during large copies.
 
     Raises InvalidInputError if the buffer has fewer than ``calc_packed_size(items)`` bytes or is read-only.

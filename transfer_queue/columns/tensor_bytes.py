@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
 import torch
 
 from transfer_queue.columns.column import Bytes
@@ -60,8 +59,3 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> 
     if expected != count or any(size < 0 for size in shape):
         raise ValueError(f"{count} elements do not make a tensor of shape {tuple(shape)}")
     return flat.view(tuple(shape))
-
-
-def empty_bytes(nbytes: int) -> Bytes:
-    """Fresh memory for ``nbytes`` of tensor elements."""
-    return np.empty(nbytes, np.uint8)

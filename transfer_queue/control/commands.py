@@ -149,7 +149,10 @@ class ResetConsumption(Command, frozen=True, tag=True, omit_defaults=True):
 
 
 class ListKeys(Command, frozen=True, tag=True, omit_defaults=True):
-    """Keys with tags in first-registration order; partition ``""``: of every partition. Answer: Value({p: {key: tag}})."""
+    """Keys with tags, in first-registration order; partition ``""``: of every partition.
+
+    Answer: Value({partition: {key: tag}}).
+    """
 
 
 class ListPartitions(Command, frozen=True, tag=True, omit_defaults=True):
@@ -204,7 +207,12 @@ class Committed(Reply, frozen=True, tag=True, omit_defaults=True):
 
 
 class Batch(Reply, frozen=True, tag=True, omit_defaults=True):
-    """Rows of one partition, in order. ``status`` (int8 bytes): all of the asked fields ready, a row each."""
+    """Rows of one partition, in order. ``status`` (int8 bytes): all of the asked fields ready, a row each.
+
+    ``tags`` is empty when no row of the partition has a tag, ``keys`` None when none has a key. ``fields``: the asked
+    ones that at least one of the rows has, each with a schema true of all rows. A row that lacks a family's cells has
+    ``block_of_row`` -1 there. ``lengths``: of those ragged fields for which they are known on all rows.
+    """
 
     indexes: bytes
     fields: list[FieldSchema] = []
@@ -221,6 +229,3 @@ class StatusArrays(Reply, frozen=True, tag=True, omit_defaults=True):
     indexes: bytes | None = None
     status: bytes = b""
     columns: list[str] = []
-
-
-

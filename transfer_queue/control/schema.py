@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["FieldSchema", "Kind"]
+__all__ = ["FieldSchema", "Kind", "PutSchema", "SchemaTable", "merge"]
 
 Kind = Literal["dense", "ragged", "text", "object"]
 """dense: all rows of one shape; ragged: rows of one dtype and rank whose shapes differ; text: str or None rows;
@@ -25,3 +26,73 @@ class FieldSchema(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     dtype: str
     shape: tuple[int | None, ...] | None = None
+
+
+def merge(schemas: Sequence[FieldSchema]) -> FieldSchema:
+    """One schema for rows written under several: what is true of all of them.
+
+    Differing shapes of one dtype and rank are ragged; anything further apart is told apart row by row only.
+    """
+    first = schemas[0]
+    if all(schema == first for schema in schemas):
+        return first
+    tensors = all(schema.kind in ("dense", "ragged") for schema in schemas)
+    ranks = {len(schema.shape) for schema in schemas if schema.shape is not None}
+    if tensors and len(ranks) == 1 and all(schema.dtype == first.dtype for schema in schemas):
+        shapes = [schema.shape for schema in schemas if schema.shape is not None]
+        shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+        ragged = None in shape or any(schema.kind == "ragged" for schema in schemas)
+        return FieldSchema(first.name, "ragged" if ragged else "dense", first.dtype, shape)
+    return FieldSchema(first.name, "object", "object", None)
+
+
+class PutSchema:
+    """The fields of one put, shared by all blocks written with equal ones. ``blocks`` counts those still live."""
+
+    __slots__ = ("blocks", "by_name", "fields", "number")
+
+    def __init__(self, number: int, fields: Sequence[FieldSchema]) -> None:
+        self.number = number
+        self.fields = list(fields)
+        self.by_name = {field.name: field for field in fields}
+        self.blocks = 0
+
+
+class SchemaTable:
+    """Put schemas by number; one lives as long as blocks use it, numbers are not reused."""
+
+    __slots__ = ("_last", "_live")
+
+    def __init__(self) -> None:
+        self._live: dict[int, PutSchema] = {}
+        self._last = 0
+
+    def new(self, fields: Sequence[FieldSchema]) -> PutSchema:
+        self._last += 1
+        return PutSchema(self._last, fields)
+
+    def __getitem__(self, number: int) -> PutSchema:
+        return self._live[number]
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def retain(self, schema: PutSchema, blocks: int) -> None:
+        if not schema.blocks:
+            self._live[schema.number] = schema
+        schema.blocks += blocks
+
+    def release(self, number: int, blocks: int) -> None:
+        schema = self._live[number]
+        schema.blocks -= blocks
+        if not schema.blocks:
+            del self._live[number]
+
+    def dump(self) -> list[Any]:
+        return [self._last, [[schema.number, schema.blocks, schema.fields] for schema in self._live.values()]]
+
+    def load(self, state: list[Any]) -> None:
+        self._last, live = state
+        for number, blocks, fields in live:
+            schema = PutSchema(number, msgspec.convert(fields, list[FieldSchema]))
+            self.retain(schema, blocks)

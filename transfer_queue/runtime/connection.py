@@ -18,20 +18,22 @@ import numpy as np
 
 from transfer_queue.config.attach import parse_address
 from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
-from transfer_queue.wire.frames import Incoming, Limits, MessageReader, MessageWriter, ProtocolError
+from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
 from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
 
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
 _ENCODER = msgspec.msgpack.Encoder()
-_PING = Envelope(Kind.PING)
+_PING: Envelope[Any] = Envelope(Kind.PING)
 
 
 class Endpoint(Protocol):
     """What a connection reports to. Called on the loop; must not block."""
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         """Answer with ``connection.reply`` or ``connection.fail``, now or later."""
 
     def on_notice(self, connection: Connection, body: Any) -> None: ...
@@ -97,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         keepalive: Keepalive,
         *,
         peer: str = "client",
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.peer = peer
         self.welcome: Any = None
@@ -191,6 +193,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed:
             self._transport.close()
 
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 without one."""
+        found = None if self.closed else self._transport.get_extra_info("socket")
+        return -1 if found is None else int(found.fileno())
+
     def lost_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"lost the connection to {self.peer}: {self._reason}")
 
@@ -281,9 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.NOTICE:
             self._endpoint.on_notice(self, envelope.body)
 
-    def _expire(
-        self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float
-    ) -> None:
+    def _expire(self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float) -> None:
         if not future.done():
             future.set_exception(WaitTimeoutError(f"{self.peer} gave no answer to {what} within {timeout_s:g} s"))
 
@@ -319,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
 
 def fresh_buffer(nbytes: int) -> memoryview:
     """Uninitialised writable bytes."""
-    return memoryview(np.empty(nbytes, dtype=np.uint8))
+    return np.empty(nbytes, dtype=np.uint8).data
 
 
 async def connect(

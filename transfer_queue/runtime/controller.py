@@ -31,7 +31,6 @@ from transfer_queue.wire.messages import (
     Cancel,
     ControllerRequest,
     Envelope,
-    Failure,
     Hello,
     Join,
     ReportOrphans,

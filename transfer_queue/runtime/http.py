@@ -44,7 +44,8 @@ class StatusServer:
             status, content_type, body = self._answer(head.split(b"\r\n", 1)[0].split())
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-                "Connection: close\r\n\r\n".encode() + body
+                "Connection: close\r\n\r\n".encode()
+                + body
             )
             await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError, TimeoutError, OSError):

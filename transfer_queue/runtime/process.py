@@ -60,8 +60,20 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
+        _end_tasks(loop)
         loop.close()
     return 0
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    # Again and again: up to Python 3.11 wait_for loses a cancellation that meets the end of what it waits for.
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=0.2))
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # seen: errors of tasks that nobody waits for any more
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from transfer_queue.errors import RequestError, StartError, TransferQueueError
 from transfer_queue.runtime.connection import Connection, Keepalive
-from transfer_queue.wire.frames import Limits
+from transfer_queue.wire.frames import DEFAULT_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 
 __all__ = ["Server", "advertised_host", "join_address"]
@@ -31,7 +31,9 @@ def advertised_host(host: str, advertise: str | None) -> str:
 class Server:
     """Listens, admits peers by their Hello, and passes their messages to the methods that subclasses fill in."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any], keepalive: Keepalive, limits: Limits = Limits()) -> None:
+    def __init__(
+        self, decoder: msgspec.msgpack.Decoder[Any], keepalive: Keepalive, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self._decoder = decoder
         self._keepalive = keepalive
         self._limits = limits
@@ -81,7 +83,9 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------- Endpoint
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         if connection.context is not None and not isinstance(body, Hello):
             self.serve(connection, request, body, payload, floor)
             return
@@ -90,7 +94,7 @@ class Server:
                 raise RequestError("a connection begins with exactly one Hello")
             if body.protocol != PROTOCOL:
                 raise RequestError(
-                    f"this server speaks protocol {PROTOCOL}, the peer {body.protocol}; install the same version on both"
+                    f"this server speaks protocol {PROTOCOL}, the peer {body.protocol}; install one version on both"
                 )
             reply = self.welcome(connection, body)
         except TransferQueueError as error:

@@ -38,7 +38,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["StorageUnit", "main"]
+__all__ = ["BlockServer", "ControllerLink", "main"]
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,12 @@ class ControllerLink:
         if self._connection is not None:
             self._connection.send(ReportOrphans(pack_blocks(blocks)))
 
+    def start_over(self) -> None:
+        """Register as another unit: what this one held is lost."""
+        self._incarnation = secrets.token_hex(8)
+        if self._connection is not None:
+            self._connection.close()
+
     async def run(self, registered: asyncio.Event) -> None:
         """Stay registered for ever. Raises ConnectionLostError if the first registration fails for too long."""
         loop = asyncio.get_running_loop()
@@ -169,6 +175,8 @@ class ControllerLink:
                 self._store.attributes(),
             )
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
+            if join.incarnation != self._incarnation:
+                raise ConnectionLostError("what this unit held was lost while it registered")
         except (TransferQueueError, asyncio.CancelledError):
             connection.close()
             raise
@@ -198,7 +206,9 @@ class ControllerLink:
 
     # ------------------------------------------------------------------------------------------------------- Endpoint
 
-    def on_request(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
         connection.fail(request, RequestError("a storage unit serves no requests of the controller"))
 
     def on_notice(self, connection: Connection, body: Any) -> None:
@@ -220,9 +230,10 @@ class ControllerLink:
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     settings = {"prefault": config.prefault, **config.backend.settings}
-    store = await open_store(
-        config.backend.kind, StoreContext(config.name, config.capacity, settings, config.directory, log.warning)
+    context = StoreContext(
+        config.name, config.capacity, settings, config.directory, log.warning, lost=lambda: link.start_over()
     )
+    store = await open_store(config.backend.kind, context)
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     link = ControllerLink(config, store, keepalive)
     status = StatusServer(

@@ -33,6 +33,7 @@ class UnitRegistry:
         self._run = run
         self._changed = changed
         self._units: dict[int, UnitSession] = {}
+        self._lost: dict[str, UnitSession] = {}  # by incarnation; may come back with their blocks
         self._next_unit = 0
 
     def __iter__(self) -> Iterator[UnitSession]:
@@ -51,20 +52,26 @@ class UnitRegistry:
 
     def join(self, connection: Connection, join: Join, now: float) -> Joined:
         """Register a unit, or take back one that lost its connection."""
+        inventory = unpack_blocks(join.blocks)
         session = self._same_incarnation(join)
         if session is None:
             for old in [item for item in self if item.info.name == join.name]:
                 self._lose(old, now)
+            for gone in [key for key, item in self._lost.items() if item.info.name == join.name]:
+                del self._lost[gone]
             unit, self._next_unit = self._next_unit, self._next_unit + 1
             info = UnitInfo(unit, join.name, join.address, join.capacity, join.used, False, join.attributes)
             session = self._units[unit] = UnitSession(info, join.incarnation, connection)
             self._core.unit_joined(unit)
         elif session.connection is not None:
             session.connection.abort("the unit registered over another connection")
+        elif session.info.unit not in self._units:  # it had been given up
+            self._units[session.info.unit] = session
+            self._core.unit_joined(session.info.unit, inventory)
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"
-        unknown = self.fence(session.info.unit, unpack_blocks(join.blocks))
+        unknown = self.fence(session.info.unit, inventory)
         self._changed()
         return Joined(session.info.unit, self._run, pack_blocks(unknown))
 
@@ -101,6 +108,7 @@ class UnitRegistry:
 
     def _lose(self, session: UnitSession, now: float) -> None:
         del self._units[session.info.unit]
+        self._lost[session.incarnation] = session
         self._core.unit_lost(session.info.unit, now)
         if session.connection is not None:
             connection, session.connection = session.connection, None
@@ -110,4 +118,4 @@ class UnitRegistry:
         for session in self._units.values():
             if session.incarnation == join.incarnation:
                 return session
-        return None
+        return self._lost.pop(join.incarnation, None)

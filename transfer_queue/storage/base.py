@@ -1,7 +1,7 @@
 """What a storage backend is: a client side that moves blocks, and a unit side that owns and frees them.
 
-A backend never knows rows, keys or partitions. It stores *blocks*: immutable bytes under a 63-bit block id that is never
-reused, on a storage unit that the client chose. The controller decides when a block is dead and tells the unit.
+A backend never knows rows, keys or partitions. It stores *blocks*: immutable bytes under a 63-bit block id that is
+never reused, on a storage unit that the client chose. The controller decides when a block is dead and tells the unit.
 
 The two sides live in different processes:
 
@@ -18,12 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from transfer_queue.wire.messages import UnitInfo, UnitStats
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from transfer_queue.columns.block import BlockView, EncodedBlock
-
-    Rows = tuple[int, int] | NDArray[np.int32]
-    """Rows of a block: a half-open range, or positions."""
+    from transfer_queue.columns.column import Rows
 
 __all__ = [
     "Backend",
@@ -113,7 +109,7 @@ class Backend(Protocol):
         """
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
-        """Drop a block whose commit failed. A unit that cannot be reached is fine: the block is freed with its writer."""
+        """Drop a block whose commit failed. If the unit cannot be reached, it goes with its writer."""
 
     async def close(self) -> None:
         """Give up connections and buffers. Idempotent."""
@@ -139,8 +135,8 @@ class Channel(Protocol):
     ) -> tuple[Any, memoryview | None]:
         """Send a message of :mod:`transfer_queue.wire.messages` and wait for (reply, payload).
 
-        ``payload`` buffers are sent without joining them and must stay unchanged until the reply. ``into(nbytes)`` gives
-        the buffer that the reply's payload is received into; default: a fresh one.
+        ``payload`` buffers are sent without joining them and must stay unchanged until the reply. ``into(nbytes)``
+        gives the buffer that the reply's payload is received into; default: a fresh one.
         Raises what the server raised, ConnectionLostError, WaitTimeoutError.
         """
 
@@ -178,6 +174,9 @@ class StoreContext:
     directory: str
     """Where files of shared memory may be made (tmpfs)."""
     log: Callable[[str], None] = field(default=lambda text: None)
+    lost: Callable[[], None] = field(default=lambda: None)
+    """To be called on the loop when everything the store held is gone though this process lives on. The unit then
+    registers under a new number, and the rows of the old one are reported lost."""
 
 
 class UnitStore(Protocol):
@@ -190,7 +189,7 @@ class UnitStore(Protocol):
         """The controller gave this unit its number. Called again after each reconnect, maybe with a new run."""
 
     async def free(self, blocks: Sequence[int]) -> None:
-        """Drop blocks; unknown ids are ignored. Blocks under lease become unreadable now, their memory is recycled later."""
+        """Drop blocks; unknown ids are ignored. The memory of blocks under lease is recycled later."""
 
     async def inventory(self) -> list[int]:
         """Ids of all blocks held."""

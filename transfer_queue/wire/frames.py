@@ -1,8 +1,8 @@
 """Frames: how messages lie on a byte stream. No I/O here; :mod:`transfer_queue.runtime.connection` drives it.
 
-A frame is ``u32 magic+version | u32 header bytes | u64 payload bytes | header | payload``, little-endian; the header is
-a msgpack :class:`~transfer_queue.wire.messages.Envelope`. A message whose payload exceeds ``CHUNK`` continues in further
-frames, so that short messages pass between the pieces of long ones.
+A frame is ``u32 magic+version | u32 header bytes | u64 payload bytes | header | payload``, little-endian; the header
+is a msgpack :class:`~transfer_queue.wire.messages.Envelope`. A message whose payload exceeds ``CHUNK`` continues in
+further frames, so that short messages pass between the pieces of long ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from transfer_queue.errors import RequestError, TransferQueueError
 from transfer_queue.wire.messages import Envelope, Kind
 
-__all__ = ["CHUNK", "Incoming", "Limits", "MessageReader", "MessageWriter", "ProtocolError"]
+__all__ = ["CHUNK", "DEFAULT_LIMITS", "Incoming", "Limits", "MessageReader", "MessageWriter", "ProtocolError"]
 
 MAGIC = 0x5451_0001
 """``TQ`` and the version of the frame format."""
@@ -26,7 +26,7 @@ CHUNK = 4 << 20
 _HEAD = struct.Struct("<IIQ")
 _STAGING = 128 << 10
 _DIRECT = 32 << 10
-"""From this many outstanding payload bytes on they are received straight into the target, not through the staging buffer."""
+"""From this many outstanding payload bytes on they go straight into the target, not through the staging buffer."""
 
 Buffer = memoryview | bytes | bytearray
 
@@ -46,12 +46,17 @@ class Limits:
     """Messages in several frames under way at once."""
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class MessageWriter:
     """An outgoing message, taken frame by frame with ``next_frame``."""
 
     __slots__ = ("_header", "_kind", "_left", "_more", "_offset", "_segments", "id")
 
-    def __init__(self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()) -> None:
+    def __init__(
+        self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()
+    ) -> None:
         self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []
         envelope.total = self._left = sum(map(len, self._segments))
         header = bytearray(_HEAD.size)
@@ -111,7 +116,7 @@ class MessageReader:
         self,
         decoder: msgspec.msgpack.Decoder[Any],
         choose: Callable[[Envelope[Any], int], memoryview | None],
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._decoder = decoder
         self._choose = choose
@@ -229,7 +234,7 @@ class MessageReader:
         return incoming
 
     def _make_room(self, needed: int) -> None:
-        """Room for ``needed`` bytes from ``_start`` on; grows with the bytes that really came, not with what is claimed."""
+        """Room for ``needed`` bytes from ``_start`` on; grows with the bytes that came, not with what is claimed."""
         pending = self._end - self._start
         if self._start + needed <= len(self._staging) and self._end < len(self._staging):
             return

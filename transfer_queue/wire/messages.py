@@ -1,7 +1,7 @@
 """Everything that travels between processes besides the commands of :mod:`transfer_queue.control.commands`.
 
-A connection begins with a request ``Hello`` and its reply ``Welcome``; any other first message closes it. Afterwards both
-sides may send requests (answered by a reply or ``Failure`` of the same id) and notices (never answered).
+A connection begins with a request ``Hello`` and its reply ``Welcome``; any other first message closes it. Afterwards
+both sides may send requests (answered by a reply or ``Failure`` of the same id) and notices (never answered).
 "i64 bytes": little-endian int64 array; "i32 bytes": int32.
 """
 
@@ -157,11 +157,11 @@ class Failure(Message, frozen=True, tag=True, omit_defaults=True):
         return error_class(self.error)(self.text)
 
 
-# -------------------------------------------------------------------------------------------- controller, besides Commands
+# ---------------------------------------------------------------------------------------- controller, besides Commands
 
 
 class Announce(Message, frozen=True, tag=True, omit_defaults=True):
-    """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if the writer goes without a Commit."""
+    """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if it never commits."""
 
     unit: int
     block: int
@@ -180,7 +180,7 @@ class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Join(Message, frozen=True, tag=True, omit_defaults=True):
-    """A storage unit registers. ``incarnation``: random, new at each process start. ``blocks``: what it holds, i64 bytes."""
+    """A storage unit registers. ``incarnation``: random, new at each start. ``blocks``: what it holds, i64 bytes."""
 
     name: str
     incarnation: str

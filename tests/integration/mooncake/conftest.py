@@ -1,17 +1,35 @@
-"""A real mooncake_master on free ports of the loopback interface."""
+"""A real mooncake_master on free ports of the loopback interface, storage units in processes, clients in the test."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import json
+import queue
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.columns.tensors import encode
+from transfer_queue.storage.base import BackendContext, UnitInfo
+from transfer_queue.storage.mooncake.client import MooncakeBackend, open_backend
 from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
 FREE_PORTS = {"rpcPort": 0, "httpMetadataPort": 0, "metricsPort": 0}
+MIB = 2**20
+CAPACITY = 256 * MIB
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -22,11 +40,135 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+async def eventually(attempt: Callable[[], Awaitable[Any]], errors: type[Exception], timeout_s: float = 30.0) -> Any:
+    """The first result of ``attempt`` that is not one of ``errors``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return await attempt()
+        except errors:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def settings_of(endpoints: MasterEndpoints, **changes: Any) -> dict[str, Any]:
+    buffers = {"tensorBufferSize": "128Mi", "bytesBufferSize": "128Mi"}
+    return {**endpoints.settings(), "protocol": "tcp", "zeroCopy": buffers, "startTimeout": 20, **changes}
+
+
+class Unit:
+    """See unit_process.py."""
+
+    def __init__(self, settings: dict[str, Any], number: int = 0, capacity: int = CAPACITY) -> None:
+        script = Path(__file__).with_name("unit_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(settings), f"unit-{number}", str(capacity)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.losses = 0
+        self._number = number
+        self._capacity = capacity
+        self._answers: queue.Queue[list[Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        kind, value = self._answers.get(timeout=30)
+        assert kind == "ready", value
+        self.info = UnitInfo(number, f"unit-{number}", "", capacity, attributes=value)
+
+    def ask(self, *words: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        return self._answers.get(timeout=60)[1]
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.startswith("["):
+                continue  # old engines log here
+            words = json.loads(line)
+            if words[0] == "lost":
+                self.losses += 1
+            else:
+                self._answers.put(words)
+
+
+@asynccontextmanager
+async def client(settings: dict[str, Any], run: str) -> AsyncIterator[MooncakeBackend]:
+    worker = concurrent.futures.ThreadPoolExecutor(1)
+
+    async def run_copy(function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(worker, function)
+
+    async def connect(address: str) -> Any:
+        raise AssertionError("Mooncake clients do not talk to units")
+
+    backend = await open_backend(BackendContext("test", 1, run, settings, connect, run_copy))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+        worker.shutdown()
+
+
+def block_of_bytes(nbytes: int, seed: int = 0) -> EncodedBlock:
+    """One dense column of random bytes in 64 rows."""
+    values = np.random.default_rng(seed).integers(0, 256, (64, nbytes // 64), np.uint8)
+    return encode({"x": torch.from_numpy(values)})
+
+
+@pytest.fixture
+def run() -> str:
+    return uuid.uuid4().hex[:12]
+
+
 @pytest.fixture(scope="session")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MasterEndpoints]:
     process = MasterProcess(MasterSettings(**FREE_PORTS), tmp_path_factory.mktemp("master") / "master.log")
     yield process.start()
     process.stop()
+
+
+@pytest.fixture(scope="session")
+def units(master: MasterEndpoints) -> Iterator[list[Unit]]:
+    started = [Unit(settings_of(master), number) for number in range(2)]
+    yield started
+    for unit in started:
+        unit.end()
+
+
+@pytest.fixture
+def start_unit() -> Iterator[Callable[..., Unit]]:
+    """Makes units that are killed at the end, so that a test may do anything to their master."""
+    started: list[Unit] = []
+
+    def start(settings: dict[str, Any], number: int = 0, capacity: int = 64 * MIB) -> Unit:
+        started.append(Unit(settings, number, capacity))
+        return started[-1]
+
+    yield start
+    for unit in started:
+        unit.kill()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ import numpy as np
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import ConnectionLostError, TransferQueueError
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
-from transfer_queue.storage.memory.arena import NONCE_BYTES
+from transfer_queue.storage.memory.arena import attach_arena
 from transfer_queue.storage.memory.liveness import take_lock
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
 
@@ -33,31 +32,31 @@ class _Mapping:
     """A unit's arena mapped into this process."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
-        """Raises OSError or ValueError if the file is not there, or not the unit's own."""
-        self.path = str(attributes["path"])
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            nonce = os.pread(descriptor, NONCE_BYTES, 0)
-            if nonce != attributes["nonce"] or os.fstat(descriptor).st_size != attributes["size"]:
-                raise ValueError("another file of the same name")
-            take_lock(descriptor, attributes["lock"])
-            self._map = mmap.mmap(descriptor, attributes["size"])
-        finally:
-            os.close(descriptor)  # the map keeps a descriptor of its own, and with it the lock
-        # A forked child must not hold on to the arena, nor to the lock that says this process lives.
-        self._map.madvise(mmap.MADV_DONTFORK)
-        self.buffer = memoryview(self._map)
+        """Raises OSError if the file is not there, ValueError if it is not the unit's own."""
+        self.descriptor = os.open(attributes["path"], os.O_RDWR | os.O_CLOEXEC)
+        take_lock(self.descriptor, attributes["lock"])
+        mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
+        if mapped is None:
+            os.close(self.descriptor)
+            raise ValueError("another file of the same name")
+        self._map = mapped
+        self.buffer = memoryview(mapped)
 
-    def close(self) -> None:
-        with suppress(BufferError):  # views that the user still holds keep the map alive
+    def close(self) -> bool:
+        """False: a copy is still under way in another thread, the map and the lock stay until it is done."""
+        try:
             self.buffer.release()
             self._map.close()
+        except BufferError:
+            return False
+        self.unlock()
+        return True
 
-    def close_in_child(self) -> None:
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{name}") == self.path:
-                    os.close(int(name))
+    def unlock(self) -> None:
+        """Let go of the lock that says that this process may touch the arena."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class _Link:
@@ -69,10 +68,9 @@ class _Link:
         with suppress(OSError, ValueError, KeyError):
             self.mapping = _Mapping(channel.welcome.attributes)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         self.channel.close()
-        if self.mapping is not None:
-            self.mapping.close()
+        return self.mapping is None or self.mapping.close()
 
 
 class _Fetched:
@@ -84,14 +82,11 @@ class _Fetched:
     def add_lease(self, channel: Channel, lease: int) -> None:
         self._leases.append((channel, lease))
 
-    @property
-    def intact(self) -> bool:
-        return all(not channel.closed for channel, _ in self._leases)
-
     def release(self) -> None:
         leases, self._leases = self._leases, []
         if leases:
-            self._loop.call_soon_threadsafe(_release, leases)
+            with suppress(RuntimeError):  # the loop is closed, and the leases with it
+                self._loop.call_soon_threadsafe(_release, leases)
 
 
 def _release(leases: list[tuple[Channel, int]]) -> None:
@@ -110,6 +105,7 @@ class MemoryBackend:
         self._use_shared_memory = bool(context.settings.get("sharedMemory", True))
         self._links: dict[int, _Link] = {}
         self._opening: dict[int, asyncio.Lock] = {}
+        self._closing: list[_Link] = []  # lost ones whose arena is still being copied from or to
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         link = await self._link(unit)
@@ -192,7 +188,7 @@ class MemoryBackend:
         """After a fork: let go of what the parent's connections hold, without a word to the units."""
         for link in self._links.values():
             if link.mapping is not None:
-                link.mapping.close_in_child()
+                link.mapping.unlock()
 
     async def _link(self, unit: UnitInfo) -> _Link:
         link = self._links.get(unit.unit)
@@ -201,8 +197,7 @@ class MemoryBackend:
         async with self._opening.setdefault(unit.unit, asyncio.Lock()):
             link = self._links.get(unit.unit)
             if link is None or link.channel.closed:
-                if link is not None:
-                    link.close()
+                self._closing = [old for old in [*self._closing, *([link] if link else [])] if not old.close()]
                 link = _Link(await self._context.connect(unit.address))
                 if not self._use_shared_memory and link.mapping is not None:
                     link.mapping.close()

@@ -1,8 +1,8 @@
 """Does a process that writes or reads the arena still run? Answered by the kernel, across containers.
 
-A client that maps an arena holds a lock on one byte of the arena's file, at a position that the unit gave it. The kernel
-drops the lock when the process ends, however it ends. A connection that breaks says less: a process stopped for a
-minute loses its connection and then goes on copying. So memory that a lost client may still touch is recycled only
+A client that maps an arena holds a lock on one byte of the arena's file, at a position that the unit gave it. The
+kernel drops the lock when the process ends, however it ends. A connection that breaks says less: a process stopped for
+a minute loses its connection and then goes on copying. So memory that a lost client may still touch is recycled only
 when its lock is gone. Open-file-description locks (Linux) work on tmpfs and between pid namespaces.
 """
 

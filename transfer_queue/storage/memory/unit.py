@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
-from transfer_queue.storage.memory.arena import Arena, ArenaFile
+from transfer_queue.storage.memory.arena import ArenaFile
 from transfer_queue.storage.memory.liveness import holds_lock
 from transfer_queue.wire import messages as wire
 
@@ -40,7 +42,7 @@ class _Block:
 class _PeerState:
     lock: int
     unsealed: set[int] = field(default_factory=set)
-    leases: dict[int, list[_Block]] = field(default_factory=dict)
+    leases: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -55,7 +57,8 @@ class MemoryStore:
     def __init__(self, context: StoreContext, file: ArenaFile) -> None:
         self._context = context
         self._file = file
-        self._arena = Arena(file.capacity)
+        self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        self._extents = file.extents()
         self._blocks: dict[int, _Block] = {}
         self._by_writer: dict[int, set[int]] = {}
         self._peers: dict[Peer, _PeerState] = {}
@@ -63,7 +66,7 @@ class MemoryStore:
         self._waiters: deque[_Waiter] = deque()
         self._ghosts: list[_PeerState] = []
         self._ghost_timer: asyncio.TimerHandle | None = None
-        self._next_lock = self._next_lease = 1
+        self._next_lock = 1
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------------ UnitStore
@@ -83,7 +86,7 @@ class MemoryStore:
         return list(self._blocks)
 
     def stats(self) -> UnitStats:
-        return UnitStats(self._arena.capacity, self._arena.used, len(self._blocks))
+        return UnitStats(self._extents.capacity, self._extents.used, len(self._blocks))
 
     async def close(self) -> None:
         if self._closed:
@@ -93,6 +96,7 @@ class MemoryStore:
             self._ghost_timer.cancel()
         for waiter in self._waiters:
             waiter.future.cancel()
+        os.close(self._descriptor)
         self._file.close()
 
     # -------------------------------------------------------------------------------------------------- ClientServing
@@ -101,13 +105,13 @@ class MemoryStore:
         lock, self._next_lock = self._next_lock, self._next_lock + 1
         self._peers[peer] = _PeerState(lock)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
-        return {"path": self._file.path, "size": self._file.capacity, "nonce": self._file.nonce, "lock": lock}
+        return {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
 
     def disconnected(self, peer: Peer) -> list[int]:
         state = self._peers.pop(peer)
         left = self._writers[peer.writer] = self._writers[peer.writer] - 1
         if state.unsealed or state.leases:
-            if holds_lock(self._file.descriptor, state.lock):
+            if holds_lock(self._descriptor, state.lock):
                 self._ghosts.append(state)
                 self._watch_ghosts()
             else:
@@ -125,9 +129,11 @@ class MemoryStore:
         if isinstance(message, wire.Fill):
             block = self._unsealed(peer, message.block)
             if block.filling or block.nbytes != nbytes:
-                raise RequestError(f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}")
+                raise RequestError(
+                    f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}"
+                )
             block.filling = True
-            return self._file.buffer[block.offset : block.offset + nbytes]
+            return self._file.memory[block.offset : block.offset + nbytes]
         raise RequestError(f"{type(message).__name__} takes no payload")
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
@@ -152,9 +158,10 @@ class MemoryStore:
                 self._drop(message.block)
                 self._serve_waiters()
         elif isinstance(message, wire.Release):
-            for block in self._peers[peer].leases.pop(message.lease, ()):
-                self._arena.release(block.offset)
-            self._serve_waiters()
+            leases = self._peers[peer].leases
+            if message.lease in leases:
+                leases.discard(message.lease)
+                self._release(message.lease)
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
@@ -173,7 +180,7 @@ class MemoryStore:
 
     def _store(self, peer: Peer, message: wire.Put, payload: memoryview, offset: int) -> Served:
         block = self._add(peer, message.block, offset, len(payload))
-        self._file.buffer[offset : offset + len(payload)] = payload
+        self._file.memory[offset : offset + len(payload)] = payload
         self._make_readable(peer, message.block, block)
         return Served(wire.Stored(self.stats()))
 
@@ -213,7 +220,7 @@ class MemoryStore:
     def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
         state = self._peers.get(peer)
         if state is None or number in self._blocks:  # after a wait: the writer is gone, or asked twice
-            self._arena.free(offset)
+            self._extents.free(offset)
             raise RequestError(f"block {number:#x} exists already, or its writer is gone")
         block = self._blocks[number] = _Block(offset, nbytes, peer)
         self._by_writer.setdefault(number >> 32, set()).add(number)
@@ -239,16 +246,14 @@ class MemoryStore:
         state = self._peers.get(block.writer)
         if state is not None:
             state.unsealed.discard(number)
-        self._arena.free(block.offset)
+        self._extents.free(block.offset)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def _open(self, peer: Peer, message: wire.Open) -> Served:
         blocks = [self._readable(number) for number in message.blocks]
-        lease, self._next_lease = self._next_lease, self._next_lease + 1
-        for block in blocks:
-            self._arena.lease(block.offset)
-        self._peers[peer].leases[lease] = blocks
+        lease = self._extents.lease([block.offset for block in blocks])
+        self._peers[peer].leases.add(lease)
         return Served(wire.Extents(lease, [(block.offset, block.nbytes) for block in blocks]))
 
     def _read(self, message: wire.Read) -> Served:
@@ -256,7 +261,7 @@ class MemoryStore:
         payload: list[memoryview] = []
         sizes = []
         for block, part in zip(blocks, message.parts, strict=True):
-            data = self._file.buffer[block.offset : block.offset + block.nbytes]
+            data = self._file.memory[block.offset : block.offset + block.nbytes]
             if part.fields is None and part.rows is None:
                 payload.append(data)
                 sizes.append(len(data))
@@ -264,15 +269,12 @@ class MemoryStore:
                 selected = _select(data, part)
                 payload += selected.segments()
                 sizes.append(selected.nbytes)
-        for block in blocks:
-            self._arena.lease(block.offset)
+        lease = self._extents.lease([block.offset for block in blocks])
+        return Served(wire.SubBlocks(sizes), payload, lambda: self._release(lease))
 
-        def sent() -> None:
-            for block in blocks:
-                self._arena.release(block.offset)
+    def _release(self, lease: int) -> None:
+        if self._extents.release(lease):
             self._serve_waiters()
-
-        return Served(wire.SubBlocks(sizes), payload, sent)
 
     def _readable(self, number: int) -> _Block:
         block = self._blocks.get(number)
@@ -284,21 +286,21 @@ class MemoryStore:
 
     def _try_allocate(self, nbytes: int) -> int | None:
         """Space now, unless others have been waiting for longer."""
-        return self._arena.allocate(nbytes) if not self._waiters else None
+        return self._extents.allocate(nbytes) if not self._waiters else None
 
     async def _wait_for_space(self, nbytes: int, wait_s: float) -> int:
         problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
-        if nbytes > self._arena.capacity:
-            raise CapacityError(f"{problem}: its capacity is {self._arena.capacity}; put smaller batches")
+        if nbytes > self._extents.capacity:
+            raise CapacityError(f"{problem}: its capacity is {self._extents.capacity}; put smaller batches")
         if wait_s <= 0:
-            raise CapacityError(f"{problem}: {self._arena.used} of {self._arena.capacity} are used")
+            raise CapacityError(f"{problem}: {self._extents.used} of {self._extents.capacity} are used")
         waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
             return await asyncio.wait_for(waiter.future, wait_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise CapacityError(
-                f"{problem}: {self._arena.used} of {self._arena.capacity} are used and nothing was cleared "
+                f"{problem}: {self._extents.used} of {self._extents.capacity} are used and nothing was cleared "
                 f"within {wait_s:g} s; clear consumed rows or add storage"
             ) from None
         finally:
@@ -311,13 +313,13 @@ class MemoryStore:
         while self._waiters and not self._closed:
             waiter = self._waiters[0]
             if not waiter.future.done():
-                offset = self._arena.allocate(waiter.nbytes)
+                offset = self._extents.allocate(waiter.nbytes)
                 if offset is None:
                     return
                 waiter.future.set_result(offset)
             self._waiters.popleft()
 
-    # ------------------------------------------------------------------------------------------------------- lost clients
+    # ----------------------------------------------------------------------------------------------------- lost clients
 
     def _watch_ghosts(self) -> None:
         if self._ghost_timer is None:
@@ -327,7 +329,7 @@ class MemoryStore:
         self._ghost_timer = None
         ghosts, self._ghosts = self._ghosts, []
         for state in ghosts:
-            if holds_lock(self._file.descriptor, state.lock):
+            if holds_lock(self._descriptor, state.lock):
                 self._ghosts.append(state)
             else:
                 self._bury(state)
@@ -336,14 +338,13 @@ class MemoryStore:
 
     def _bury(self, state: _PeerState) -> None:
         """Nobody touches this client's memory any more: recycle it."""
-        for blocks in state.leases.values():
-            for block in blocks:
-                self._arena.release(block.offset)
+        for lease in state.leases:
+            self._extents.release(lease)
         for number in state.unsealed:
             block = self._blocks.pop(number, None)
             if block is not None:
                 self._by_writer[number >> 32].discard(number)
-                self._arena.free(block.offset)
+                self._extents.free(block.offset)
         self._serve_waiters()
 
 
@@ -359,9 +360,8 @@ def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
 
 async def open_store(context: StoreContext) -> MemoryStore:
     """Make the arena's file. Raises StartError."""
-    file = ArenaFile.create(context.directory, f"tq-{context.name}-{os.getpid()}", context.capacity)
+    path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    file = ArenaFile(context.capacity, path)
     if context.settings.get("prefault", True):
-        file.prefault_in_background()
+        file.start_prefault()
     return MemoryStore(context, file)
-
-

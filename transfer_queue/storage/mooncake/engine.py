@@ -99,7 +99,7 @@ def import_store() -> Any:
     """The module ``mooncake.store``. Raises StartError that says how to install what is missing."""
     with _importing:
         check_version(installed_version())
-        os.environ.setdefault("GLOG_minloglevel", "2")  # the engine logs every request; errors stay visible
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it tells its whole set-up otherwise
         try:
             return importlib.import_module("mooncake.store")
         except ModuleNotFoundError:

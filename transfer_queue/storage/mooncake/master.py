@@ -134,7 +134,11 @@ class MasterProcess:
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [binary, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                    [binary, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C is for the owner, which stops things in order
                 )
         except OSError as error:
             raise StartError(f"mooncake_master cannot be started: {error}") from None

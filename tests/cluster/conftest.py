@@ -1,0 +1,54 @@
+"""The running cluster as a fixture: one for the whole session, or the one that is up already, then left up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import Cluster, down, running_cluster, up
+from tests.cluster.errors import ClusterError
+from tests.cluster.host import require_privileges
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that need a machine without a cluster before those that share one, and both last."""
+
+    def turn(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return 2 if "cluster" in names else 1 if "no_cluster" in names else 0
+
+    items.sort(key=turn)
+
+
+@pytest.fixture(scope="session")
+def privileged() -> None:
+    """Skip what needs namespaces where this process may not make them."""
+    try:
+        require_privileges()
+    except ClusterError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(privileged: None) -> Iterator[Cluster]:
+    """A healthy cluster. Tests use namespaces of their own in it and remove them."""
+    earlier = running_cluster()
+    reused = earlier is not None and earlier.healthy()
+    try:
+        yield up()
+    finally:
+        if not reused:
+            down()
+
+
+@pytest.fixture
+def no_cluster(privileged: None) -> Iterator[None]:
+    """A machine without a cluster, before and after the test; one that somebody uses is left alone."""
+    if running_cluster() is not None:
+        pytest.skip("a cluster is up, and this test would take it down: run `make cluster-down` first")
+    down()
+    try:
+        yield
+    finally:
+        down()

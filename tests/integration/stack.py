@@ -1,0 +1,179 @@
+"""Real server processes for tests: started, watched, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMING = {"heartbeat": 0.3, "peerTimeout": 3.0, "reconnectGrace": 1.0}
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    """Poll until ``condition()`` is true; return its value. AssertionError naming ``what`` after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+class Process:
+    """One server process."""
+
+    def __init__(self, module: str, config: dict[str, Any], folder: Path, name: str) -> None:
+        self.name = name
+        self.path = folder / f"{name}.json"
+        self.path.write_text(json.dumps(config))
+        self.log = folder / f"{name}.log"
+        self.module = module
+        self.ready: dict[str, Any] = {}
+        self.spawn()
+
+    def spawn(self) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", self.module, "--config", str(self.path), "--die-with-parent"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=ROOT
+            )
+
+    def wait_ready(self, timeout_s: float = 30.0) -> Process:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        line = self.process.stdout.readline().decode() if readable else ""
+        assert line.startswith("READY "), f"{self.name}: {line!r} {self.log.read_text()}"
+        self.ready = json.loads(line.removeprefix("READY "))
+        return self
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._close_pipes()
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        try:
+            code = self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._close_pipes()
+        return code
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def http(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET on the metrics port."""
+        try:
+            with urllib.request.urlopen(f"http://{self.ready['metrics']}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metric(self, name: str) -> float:
+        for line in self.http("/metrics")[1].splitlines():
+            if line.startswith((f"{name} ", f"{name}{{")):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name}")
+
+    def wait_prefaulted(self) -> None:
+        """All pages of the arena are in memory."""
+        arenas = list(Path("/dev/shm").glob(f"tq-{self.name}-{self.process.pid}-*"))
+        assert len(arenas) == 1, arenas
+        size = arenas[0].stat().st_size
+        wait_until(lambda: arenas[0].stat().st_blocks * 512 >= size, "arena is prefaulted", 120)
+
+
+class Stack:
+    """A controller and storage units."""
+
+    def __init__(
+        self,
+        *,
+        units: int = 2,
+        capacity: str = "64Mi",
+        settings: dict[str, Any] | None = None,
+        prefault: bool = False,
+        **controller: Any,
+    ) -> None:
+        self._unit_count = units
+        self._capacity = capacity
+        self._prefault = prefault
+        self._controller_config = {
+            "port": 0,
+            "metricsPort": 0,
+            "backend": {"kind": "simple", "settings": settings or {}},
+            "expectedUnits": units,
+            "timing": TIMING,
+            **controller,
+        }
+        self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
+        self.units: list[Process] = []
+        self.controller: Process
+
+    def start(self) -> Stack:
+        self.controller = Process(
+            "transfer_queue.runtime.controller", self._controller_config, self.folder, "controller"
+        ).wait_ready()
+        for number in range(self._unit_count):
+            self.add_unit(f"u{number}", wait=False)
+        for unit in self.units:
+            unit.wait_ready()
+        return self
+
+    @property
+    def address(self) -> str:
+        return str(self.controller.ready["address"])
+
+    def add_unit(self, name: str, wait: bool = True) -> Process:
+        config = {
+            "name": name,
+            "port": 0,
+            "metricsPort": 0,
+            "controller": [self.address],
+            "capacity": self._capacity,
+            "prefault": self._prefault,
+            "timing": TIMING,
+        }
+        unit = Process("transfer_queue.runtime.storage_unit", config, self.folder, name)
+        self.units.append(unit)
+        return unit.wait_ready() if wait else unit
+
+    def used(self) -> float:
+        """Bytes held by all living units."""
+        return sum(unit.metric("tq_unit_used_bytes") for unit in self.units if unit.process.poll() is None)
+
+    def stop(self) -> None:
+        for process in [*self.units, self.controller]:
+            process.stop()
+        shutil.rmtree(self.folder)
+
+
+@contextmanager
+def running_stack(**settings: Any) -> Iterator[Stack]:
+    stack = Stack(**settings)
+    try:
+        yield stack.start()
+    finally:
+        stack.stop()

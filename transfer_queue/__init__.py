@@ -1,0 +1,96 @@
+"""TransferQueue: the data plane between rollout workers and trainers in reinforcement-learning post-training.
+
+Importing this starts nothing and loads no torch; names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
+    from transfer_queue.interface import (
+        async_kv_batch_get,
+        async_kv_batch_get_by_meta,
+        async_kv_batch_put,
+        async_kv_clear,
+        async_kv_list,
+        async_kv_put,
+        close,
+        get_client,
+        init,
+        kv_batch_get,
+        kv_batch_get_by_meta,
+        kv_batch_put,
+        kv_clear,
+        kv_list,
+        kv_put,
+    )
+    from transfer_queue.metadata import BatchMeta, KVBatchMeta
+    from transfer_queue.sampler import (
+        BaseSampler,
+        GRPOGroupNSampler,
+        RankAwareSampler,
+        SeqlenBalancedSampler,
+        SequentialSampler,
+    )
+
+__version__ = "0.2.0.dev0"
+
+__all__ = [
+    "AsyncTransferQueueClient",
+    "BaseSampler",
+    "BatchMeta",
+    "GRPOGroupNSampler",
+    "KVBatchMeta",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
+    "SequentialSampler",
+    "StorageKeyNotFoundError",
+    "TransferQueueClient",
+    "TransferQueueError",
+    "__version__",
+    "async_kv_batch_get",
+    "async_kv_batch_get_by_meta",
+    "async_kv_batch_put",
+    "async_kv_clear",
+    "async_kv_list",
+    "async_kv_put",
+    "close",
+    "get_client",
+    "init",
+    "kv_batch_get",
+    "kv_batch_get_by_meta",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+]
+
+_HOMES = {
+    "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
+    "transfer_queue.errors": ("StorageKeyNotFoundError", "TransferQueueError"),
+    "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
+    "transfer_queue.sampler": (
+        "BaseSampler",
+        "GRPOGroupNSampler",
+        "RankAwareSampler",
+        "SeqlenBalancedSampler",
+        "SequentialSampler",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF.get(name, "transfer_queue.interface")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,139 @@
+"""What the key-value interface returns for a batch of keys."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["KVBatchMeta", "chunk_bounds", "same_value", "united_info"]
+
+
+@dataclass
+class KVBatchMeta:
+    """Keys of one partition with their tags.
+
+    ``fields``: the fields ready for all keys. Tags and ``extra_info`` are copied deeply. Raises ValueError if keys and
+    tags differ in length, or keys or fields repeat.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    tags: list[dict[str, Any]] = field(default_factory=list)
+    partition_id: str | None = None
+    fields: list[str] | None = None
+    extra_info: dict[str, Any] | None = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.tags):
+            raise ValueError(f"keys and tags must have same length, got {len(self.keys)} keys, {len(self.tags)} tags")
+        if len(set(self.keys)) != len(self.keys):
+            raise ValueError(f"Got duplicated keys: {_repeated(self.keys)}")
+        if self.fields is not None and len(set(self.fields)) != len(self.fields):
+            raise ValueError(f"Got duplicated fields: {_repeated(self.fields)}")
+        self.tags = copy.deepcopy(self.tags)
+        self.extra_info = copy.deepcopy(self.extra_info)
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
+        """The given keys, in the given order. Raises ValueError for repeats, RuntimeError for unknown keys."""
+        if len(set(keys_to_select)) != len(keys_to_select):
+            raise ValueError(f"Contain duplicate keys: {_repeated(keys_to_select)}")
+        positions = {key: position for position, key in enumerate(self.keys)}
+        missing = [key for key in keys_to_select if key not in positions]
+        if missing:
+            raise RuntimeError(f"keys {missing} not found in current batch")
+        return self._at([positions[key] for key in keys_to_select])
+
+    def reorder(self, indexes: Sequence[int]) -> None:
+        """Put the key at ``indexes[i]`` at position i, in place. Raises ValueError unless it is a permutation."""
+        if len(indexes) != len(self.keys):
+            raise ValueError(f"the number of indexes {len(indexes)} does not match the {len(self.keys)} keys")
+        if len(set(indexes)) != len(indexes):
+            raise ValueError("Contain duplicate indexes")
+        if set(indexes) != set(range(len(self.keys))):
+            raise ValueError(f"indexes must be 0 to {len(self.keys) - 1}")
+        self.keys = [self.keys[index] for index in indexes]
+        self.tags = [self.tags[index] for index in indexes]
+
+    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+        """``chunks`` parts of near-equal size, larger ones first; empty ones if there are fewer keys."""
+        return [self._at(range(start, stop)) for start, stop in chunk_bounds(len(self.keys), chunks)]
+
+    def _at(self, positions: Sequence[int]) -> KVBatchMeta:
+        return KVBatchMeta(
+            keys=[self.keys[position] for position in positions],
+            tags=[self.tags[position] for position in positions],
+            partition_id=self.partition_id,
+            fields=None if self.fields is None else list(self.fields),
+            extra_info=self.extra_info,
+        )
+
+    @classmethod
+    def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """All keys one after the other; empty parts are skipped.
+
+        Raises ValueError for differing partitions or fields, repeated keys, or conflicting ``extra_info``.
+        """
+        parts = [part for part in data if part.keys]
+        if not parts:
+            return cls()
+        first = parts[0]
+        for part in parts[1:]:
+            if part.partition_id != first.partition_id:
+                raise ValueError(f"Partition do not match: {first.partition_id!r} and {part.partition_id!r}")
+            if part.fields is not None and sorted(part.fields) != sorted(first.fields or []):
+                raise ValueError(f"Field names do not match: {first.fields} and {part.fields}")
+        keys = [key for part in parts for key in part.keys]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"Got duplicated keys: {_repeated(keys)}")
+        return cls(
+            keys=keys,
+            tags=[tag for part in parts for tag in part.tags],
+            partition_id=first.partition_id,
+            fields=None if first.fields is None else list(first.fields),
+            extra_info=united_info([part.extra_info or {} for part in parts]),
+        )
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
+    """Bounds of ``chunks`` near-equal parts of ``count`` rows, larger ones first. Raises ValueError below 1 chunk."""
+    if chunks < 1:
+        raise ValueError(f"chunks must be at least 1, not {chunks}")
+    size, larger = divmod(count, chunks)
+    starts = [number * size + min(number, larger) for number in range(chunks + 1)]
+    return list(itertools.pairwise(starts))
+
+
+def united_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All entries of ``infos``. Raises ValueError for an entry with conflicting values."""
+    united: dict[str, Any] = {}
+    for info in infos:
+        for key, value in info.items():
+            if key in united and not same_value(united[key], value):
+                raise ValueError(f"conflicting values of extra_info {key!r}: {united[key]!r} and {value!r}")
+            united[key] = value
+    return united
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Equality that also holds for arrays and tensors: of one shape, with equal elements."""
+    if left is right:
+        return True
+    if hasattr(left, "shape") or hasattr(right, "shape"):
+        shapes = getattr(left, "shape", None), getattr(right, "shape", None)
+        return shapes[0] == shapes[1] and bool((left == right).all())
+    return bool(left == right)

@@ -1,0 +1,3 @@
+from transfer_queue.cli import main
+
+main()

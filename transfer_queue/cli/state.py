@@ -1,0 +1,115 @@
+"""Queues that run on this machine: one folder each, with settings, logs and who runs it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from transfer_queue.errors import StartError, TransferQueueError
+
+__all__ = ["RunningQueue", "ServerState", "claim", "read_running", "state_root", "stop_running", "write_running"]
+
+
+class ServerState(msgspec.Struct):
+    """A server process: its pid, and host:port where it has one."""
+
+    name: str
+    pid: int
+    address: str = ""
+
+
+class RunningQueue(msgspec.Struct):
+    """A queue started by ``tq up``. ``pid``: the process that keeps it; a SIGTERM to it takes the queue down."""
+
+    name: str
+    pid: int
+    backend: str
+    controller: str
+    attach_file: str
+    servers: list[ServerState] = []
+
+
+def state_root() -> Path:
+    """``$XDG_STATE_HOME/transferqueue``, by default ``~/.local/state/transferqueue``."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "transferqueue"
+
+
+@contextmanager
+def claim(name: str) -> Iterator[Path]:
+    """The folder of queue ``name``, which is this process's until the end of the block.
+
+    Raises StartError if a process has it. Logs of the last run stay until the next one.
+    """
+    folder = state_root() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"{folder}: {error.strerror}; set XDG_STATE_HOME to a folder that can be written") from None
+    try:
+        if not _lock(lock):
+            raise StartError(f"queue {name} is already running here; stop it with: tq down {name}")
+        for old in folder.iterdir():
+            if old.name != "lock":
+                old.unlink()
+        yield folder
+        (folder / "queue.json").unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_running(folder: Path, queue: RunningQueue) -> None:
+    """Note in its folder that ``queue`` runs. The file appears whole."""
+    draft = folder / "queue.json.new"
+    draft.write_bytes(msgspec.json.encode(queue))
+    draft.rename(folder / "queue.json")
+
+
+def read_running() -> list[RunningQueue]:
+    """The queues that run now, by name."""
+    return [queue for folder in sorted(state_root().glob("*/")) if (queue := _read(folder))]
+
+
+def _read(folder: Path) -> RunningQueue | None:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if _lock(lock):  # nobody holds it: what the file says is of a run that ended
+            return None
+        return msgspec.json.decode((folder / "queue.json").read_bytes(), type=RunningQueue)
+    except FileNotFoundError:
+        return None  # starting or stopping
+    finally:
+        os.close(lock)
+
+
+def stop_running(queue: RunningQueue, timeout_s: float = 60.0) -> None:
+    """Take ``queue`` down and wait for its end. Raises TransferQueueError if it does not end in time."""
+    try:
+        keeper = psutil.Process(queue.pid)
+        keeper.send_signal(signal.SIGTERM)
+        keeper.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        raise TransferQueueError(
+            f"queue {queue.name} did not end within {timeout_s:g} s; end it with: kill -9 {queue.pid}"
+        ) from None

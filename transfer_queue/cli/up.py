@@ -1,0 +1,89 @@
+"""``tq up``: a local stack, kept in the foreground, in the background, or for the time of a command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
+from transfer_queue.launch.local import LocalStack
+from transfer_queue.launch.plan import LocalPlan
+from transfer_queue.launch.supervise import keep, run_command
+
+__all__ = ["bring_up", "bring_up_detached"]
+
+_READY = "export TQ_CONFIG_FILE="
+"""The line that says that the queue serves, made to be pasted into a shell."""
+
+
+def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, background: bool = False) -> int:
+    """Start the stack, keep it until ``command`` ends or a signal arrives, stop it; returns the exit code.
+
+    ``background``: once it serves, this process lets go of its standard error and logs to the queue's folder.
+    Raises StartError, ConfigError.
+    """
+    with claim(plan.name) as folder:
+        stack = LocalStack(plan, folder)
+        console.print(f"starting queue [bold]{plan.name}[/] with {_parts(plan)}")
+        with stack.start(lambda what, after: console.print(f"{after:6.1f} s  {what}")):
+            attach = stack.write_attach_config()
+            write_running(folder, _describe(stack, attach))
+            if command:
+                return run_command(stack, command, {**os.environ, "TQ_CONFIG_FILE": str(attach)})
+
+            def announce() -> None:
+                if not background:
+                    console.print("Ctrl-C stops it; programs that use it need:")
+                console.print(f"{_READY}{attach}")
+                if background:
+                    _detach(folder / "tq.log")
+
+            keep(stack, announce)
+            return 0
+
+
+def _parts(plan: LocalPlan) -> str:
+    units = f"{len(plan.units)} storage unit{'s' if len(plan.units) != 1 else ''}"
+    return f"a controller, {units}" + (" and a mooncake_master" if plan.master else "")
+
+
+def _describe(stack: LocalStack, attach: Path) -> RunningQueue:
+    servers = [
+        ServerState(process.name, process.pid, process.address.get("address") or "") for process in stack.processes
+    ]
+    return RunningQueue(
+        name=stack.plan.name,
+        pid=os.getpid(),
+        backend=stack.plan.controller.backend.kind,
+        controller=stack.controller_address,
+        attach_file=str(attach),
+        servers=servers,
+    )
+
+
+def _detach(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def bring_up_detached(file: Path, backend: str | None, console: Console) -> int:
+    """Run ``tq up`` as a process of its own and return once it serves, or with its exit code if it does not."""
+    arguments = [sys.executable, "-m", "transfer_queue.cli", "up", "--background", "--file", str(file)]
+    if backend:
+        arguments += ["--backend", backend]
+    keeper = subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert keeper.stderr is not None
+    for line in keeper.stderr:
+        console.out(line.decode(errors="replace").rstrip("\n"))
+        if line.startswith(_READY.encode()):
+            return 0
+    return keeper.wait()

@@ -1,0 +1,303 @@
+"""What a client does, on its I/O loop: store blocks and commit them, find rows and read them. Knows no tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from transfer_queue.client.io import close_in_forked_children
+from transfer_queue.client.placement import Placement
+from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
+from transfer_queue.client.session import ControllerSession
+from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.control.commands import Batch, BlockRef, Command, Commit, Committed, Fetch, Lookup, Reply
+from transfer_queue.errors import (
+    CapacityError,
+    ConnectionLostError,
+    DataLostError,
+    RequestError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.storage.base import Backend, BackendContext, UnitInfo
+from transfer_queue.storage.registry import open_backend
+from transfer_queue.wire.messages import Envelope, Hello, UnitReply
+
+__all__ = ["Engine"]
+
+T = TypeVar("T")
+_UNIT_DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
+_CONNECT_S = 10.0
+_MARGIN_S = 10.0
+"""How much longer than a parked fetch its request may take."""
+_WAIT_SLICE_S = 0.25
+"""How long one full storage unit is waited for before another is tried."""
+_RETRY_S = 0.1
+_SPLIT_BYTES = 1 << 20
+
+
+class Engine:
+    """One client of one queue. Every coroutine runs on the I/O loop that made it."""
+
+    def __init__(self, addresses: list[str], client_id: str, run_copy: Callable[[Callable[[], Any]], Any]) -> None:
+        self._client_id = client_id
+        self._run_copy = run_copy
+        self._keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
+        self._placement = Placement(seed=hash(client_id))
+        self._session = ControllerSession(addresses, client_id, self._keepalive, self._units_changed)
+        self._backend: Backend | None = None
+        self._backend_writer = 0
+        self._backend_lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._counter = itertools.count(1)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._connections: set[Connection] = set()
+        close_in_forked_children(self)
+
+    async def open(self, timeout_s: float) -> None:
+        """Attach to the controller. Raises ConnectionLostError."""
+        await self._session.open(timeout_s)
+
+    async def close(self) -> None:
+        if self._backend is not None:
+            await self._backend.close()
+        self._session.close()
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def backend_kind(self) -> str:
+        return self._session.welcome.backend
+
+    @property
+    def address(self) -> str:
+        return self._session.address
+
+    def descriptors(self) -> list[int]:
+        """Sockets that a forked child must close."""
+        connections = [*self._connections, *self._session.connections()]
+        return [number for connection in connections if (number := connection.fileno()) >= 0]
+
+    def abandon_in_child(self) -> None:
+        abandon = getattr(self._backend, "abandon_in_child", None)
+        if abandon is not None:
+            abandon()
+
+    # ---------------------------------------------------------------------------------------------------------- control
+
+    async def request(self, command: Command, timeout_s: float) -> Reply:
+        """See ControllerSession.request."""
+        return await self._session.request(command, timeout_s)
+
+    async def fetch(self, command: Fetch, timeout_s: float) -> Batch:
+        reply = await self._session.request(command, command.timeout_s + timeout_s + _MARGIN_S)
+        assert isinstance(reply, Batch)
+        return reply
+
+    # -------------------------------------------------------------------------------------------------------------- put
+
+    async def put(self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float) -> Committed:
+        """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
+
+        Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
+        is stored. Raises CapacityError, ConnectionLostError, and what the controller refuses.
+        """
+        if block is None or not block.fields:
+            return await self._commit(commit, [], timeout_s)
+        for attempt in itertools.count(1):
+            refs = await self._store(block, commit.wait_s, timeout_s)
+            filled = msgspec.structs.replace(
+                commit, fields=block.fields, blocks=[ref for ref, _ in refs], lengths=block.lengths
+            )
+            try:
+                return await self._commit(filled, refs, timeout_s)
+            except (StorageKeyNotFoundError, DataLostError):
+                # The unit went away between store and commit, or came back and freed what it did not know.
+                if attempt == 3:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _commit(self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float) -> Committed:
+        # A commit that is under way is seen through: giving up on it would leave its outcome unknown.
+        task = self._spawn(self._session.request(commit, commit.wait_s + timeout_s))
+        try:
+            reply = await asyncio.shield(task)
+        except (ConnectionLostError, WaitTimeoutError):
+            raise  # perhaps committed; blocks that are not go with this writer's session
+        except TransferQueueError:
+            await self._discard(refs)
+            raise
+        assert isinstance(reply, Committed)
+        return reply
+
+    async def _store(self, block: EncodedBlock, wait_s: float, timeout_s: float) -> list[tuple[BlockRef, UnitInfo]]:
+        """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows."""
+        backend = await self._ready_backend()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        await self._wait_for_units(timeout_s)
+        parts = min(self._placement.parts(block.nbytes, backend.capabilities.max_block_bytes), max(1, block.rows))
+        while True:
+            try:
+                return await self._store_parts(backend, block, parts, 0.0)
+            except CapacityError:
+                pass
+            more = max(parts, len(self._placement.candidates(1)))
+            if more > parts and block.rows >= more and block.nbytes >= _SPLIT_BYTES:
+                try:
+                    return await self._store_parts(backend, block, more, 0.0)
+                except CapacityError:
+                    pass
+            left = deadline - loop.time()
+            try:
+                return await self._store_parts(backend, block, parts, max(0.0, min(_WAIT_SLICE_S, left)))
+            except CapacityError:
+                if left <= _WAIT_SLICE_S:
+                    raise
+
+    async def _store_parts(
+        self, backend: Backend, block: EncodedBlock, parts: int, wait_s: float
+    ) -> list[tuple[BlockRef, UnitInfo]]:
+        if parts == 1:
+            return [await self._store_one(backend, block, 0, wait_s)]
+        bounds = [block.rows * number // parts for number in range(parts + 1)]
+        stored: list[tuple[BlockRef, UnitInfo]] = []
+        try:
+            for start, stop in itertools.pairwise(bounds):
+                stored.append(await self._store_one(backend, block.select(None, (start, stop)), start, wait_s))
+        except BaseException:
+            await self._discard(stored)
+            raise
+        return stored
+
+    async def _store_one(
+        self, backend: Backend, block: EncodedBlock, row_start: int, wait_s: float
+    ) -> tuple[BlockRef, UnitInfo]:
+        """Store on the first unit that takes it. Raises CapacityError, ConnectionLostError if none does."""
+        failure: TransferQueueError | None = None
+        for info in self._placement.candidates(block.nbytes):
+            number = (self._backend_writer << 32) | next(self._counter)
+            if not backend.capabilities.tracks_writers:
+                self._session.announce(info.unit, number)
+            try:
+                nbytes = await backend.put(block, number, info, wait_s=wait_s)
+            except CapacityError as error:
+                failure = error
+            except ConnectionLostError as error:
+                failure = failure or error
+            else:
+                return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
+        if failure is None:
+            raise CapacityError(
+                f"no storage unit has capacity for a block of {block.nbytes} bytes; put smaller batches"
+            )
+        raise failure
+
+    async def _discard(self, refs: Sequence[tuple[BlockRef, UnitInfo]]) -> None:
+        for ref, info in refs:
+            if self._backend is not None:
+                await self._backend.discard(ref.block, info)
+
+    async def _wait_for_units(self, timeout_s: float) -> None:
+        """Units may be joining, or coming back."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not self._placement.candidates(0):
+            self._changed.clear()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+            except (TimeoutError, asyncio.TimeoutError):
+                raise CapacityError(
+                    f"no storage unit registered with the controller at {self.address} within {timeout_s:g} s, "
+                    "so there is no capacity; start storage units"
+                ) from None
+
+    # -------------------------------------------------------------------------------------------------------------- get
+
+    async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
+        reply = await self._session.request(command, timeout_s)
+        assert isinstance(reply, Batch)
+        return reply
+
+    async def load(self, batch: Batch, fields: Sequence[str], again: Lookup | None, timeout_s: float) -> LoadedBatch:
+        """Read ``fields`` of all rows of a located batch.
+
+        Rows that were overwritten, or whose unit went away, since they were located are looked up ``again``.
+        Raises StorageKeyNotFoundError, DataLostError, ConnectionLostError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for attempt in itertools.count(1):
+            try:
+                plan = plan_reads(batch, fields, self._placement.get)
+                if not plan.reads:
+                    return LoadedBatch(batch, fields, ReadPlan([], [], []), None)
+                backend = await self._ready_backend()
+                fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
+                return LoadedBatch(batch, fields, plan, fetched)
+            except StorageKeyNotFoundError:
+                if again is None or attempt >= 5:
+                    raise
+            except (ConnectionLostError, DataLostError):
+                if again is None or loop.time() + _RETRY_S >= deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
+            batch = await self.lookup(again, max(0.001, deadline - loop.time()))
+        raise AssertionError("unreachable")
+
+    # --------------------------------------------------------------------------------------------------------- backend
+
+    async def _ready_backend(self) -> Backend:
+        """The backend for the current session; a new session means a new writer number, and perhaps a new run."""
+        if self._backend is not None and self._backend_writer == self._session.writer:
+            return self._backend
+        async with self._backend_lock:
+            if self._backend is None or self._backend_writer != self._session.writer:
+                if self._backend is not None:
+                    await self._backend.close()
+                welcome = self._session.welcome
+                context = BackendContext(
+                    self._client_id, welcome.writer, welcome.run, welcome.settings, self._connect, self._run_copy
+                )
+                self._backend = await open_backend(welcome.backend, context)
+                self._backend_writer = welcome.writer
+        return self._backend
+
+    async def _connect(self, address: str) -> Connection:
+        hello = Hello("client", self._client_id, writer=self._session.writer, run=self._session.welcome.run)
+        connection = await connect(
+            address, hello, self, _UNIT_DECODER, self._keepalive, what="storage unit", timeout_s=_CONNECT_S
+        )
+        self._connections.add(connection)
+        return connection
+
+    def _units_changed(self, units: list[UnitInfo]) -> None:
+        self._placement.update(units)
+        self._changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ------------------------------------------------------------------------------- Endpoint of the units' connections
+
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
+        connection.abort("a client serves no requests")
+
+    def on_notice(self, connection: Connection, body: Any) -> None: ...
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        raise RequestError("a client takes no payload but in replies")
+
+    def on_lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)

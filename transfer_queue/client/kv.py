@@ -1,0 +1,242 @@
+"""Operations of the key-value interface, with the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue._kv_meta import KVBatchMeta
+from transfer_queue.client.engine import Engine
+from transfer_queue.client.operation import Operation
+from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.parser import DataParser, parsed
+from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
+from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from transfer_queue.columns.block import EncodedBlock
+    from transfer_queue.metadata import BatchMeta
+
+__all__ = ["KvOperations"]
+
+Tag = dict[str, Any]
+
+
+class KvOperations:
+    """Builds operations; see ``transfer_queue.interface`` for what each does."""
+
+    def __init__(self, engine: Engine, options: ClientOptions) -> None:
+        self._engine = engine
+        self._options = options
+
+    # ------------------------------------------------------------------------------------------------------------ put
+
+    def put_one(
+        self,
+        key: str,
+        partition_id: str,
+        fields: TensorDict | dict[str, Any] | None,
+        tag: Tag | None,
+        data_parser: DataParser | None,
+    ) -> Operation[Committed, KVBatchMeta]:
+        if fields is None and tag is None:
+            raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
+        if isinstance(fields, dict):
+            fields = _single_row(fields)
+        elif fields is not None and not _is_tensordict(fields):
+            raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
+        return self._put([check_key(key)], partition_id, fields, None if tag is None else [tag], data_parser)
+
+    def put(
+        self,
+        keys: list[str],
+        partition_id: str,
+        fields: TensorDict | None,
+        tags: list[Tag] | None,
+        data_parser: DataParser | None,
+    ) -> Operation[Committed, KVBatchMeta]:
+        if fields is None and tags is None:
+            raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
+        keys = check_keys(keys)
+        if fields is not None and not _is_tensordict(fields):
+            raise InvalidTypeError(f"fields must be a TensorDict, not {type(fields).__name__}")
+        return self._put(keys, partition_id, fields, tags, data_parser)
+
+    def _put(
+        self,
+        keys: list[str],
+        partition_id: str,
+        fields: Any,
+        tags: list[Tag] | None,
+        data_parser: DataParser | None,
+    ) -> Operation[Committed, KVBatchMeta]:
+        check_partition(partition_id)
+        if len(set(keys)) != len(keys):
+            raise InvalidInputError(f"Got duplicated keys: {sorted({key for key in keys if keys.count(key) > 1})[:5]}")
+        if tags is not None:
+            _check_tags(tags, len(keys))
+        block = self._encode(keys, fields, data_parser)
+        commit = Commit(partition_id, keys=keys, tags=tags, wait_s=self._options.put_wait_s)
+
+        def finish(done: Committed) -> KVBatchMeta:
+            return KVBatchMeta(
+                keys=list(keys),
+                tags=done.tags or [{} for _ in keys],
+                partition_id=partition_id,
+                fields=list(done.ready),
+                extra_info={},
+            )
+
+        return Operation(self._engine.put(block, commit, timeout_s=self._options.request_s), finish)
+
+    def _encode(self, keys: list[str], fields: Any, data_parser: DataParser | None) -> EncodedBlock | None:
+        if fields is None or not len(list(fields.keys())):
+            return None
+        from transfer_queue.columns.tensors import encode
+
+        if _is_tensordict(fields) and list(fields.batch_size[:1]) != [len(keys)]:
+            raise InvalidInputError(
+                f"{len(keys)} keys given, which does not match the batch size {list(fields.batch_size)} of fields"
+            )
+        return encode(parsed(fields, data_parser), rows=len(keys), allow_pickle=self._options.allow_pickle)
+
+    # ------------------------------------------------------------------------------------------------------------ get
+
+    def get(
+        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None
+    ) -> Operation[LoadedBatch, TensorDict]:
+        keys = check_keys([keys] if isinstance(keys, str) else keys)
+        check_partition(partition_id)
+        wanted = _field_names(select_fields)
+        return Operation(self._load(keys, partition_id, wanted), self._decode)
+
+    def get_by_meta(
+        self, meta: KVBatchMeta, select_fields: list[str] | str | None
+    ) -> Operation[LoadedBatch, TensorDict]:
+        if not isinstance(meta, KVBatchMeta):
+            raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}")
+        if not meta.partition_id:
+            raise InvalidInputError("meta has no partition_id")
+        wanted = _field_names(select_fields)
+        if wanted is not None:
+            absent = sorted(set(wanted) - set(meta.fields or ()))
+            if absent or meta.fields is None:
+                raise InvalidInputError(f"select_fields {absent} not found in meta.fields {meta.fields}")
+        return self.get(list(meta.keys), meta.partition_id, meta.fields if wanted is None else wanted)
+
+    async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
+        timeout_s = self._options.request_s
+        lookup = Lookup(partition_id, keys=keys, require_ready=True)
+        batch = await self._engine.lookup(lookup, timeout_s)
+        ready = [schema.name for schema in batch.fields]
+        fields = ready if wanted is None else [name for name in ready if name in set(wanted)]
+        if not fields:
+            return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None)
+        return await self._engine.load(batch, fields, lookup, timeout_s)
+
+    def _decode(self, loaded: LoadedBatch) -> TensorDict:
+        return loaded.decode(self._options.layout, self._options.allow_pickle)
+
+    # ------------------------------------------------------------------------------------------------- list and clear
+
+    def list_keys(self, partition_id: str | None) -> Operation[Reply, dict[str, dict[str, Tag]]]:
+        return Operation(self._engine.request(ListKeys(partition_id or ""), self._options.request_s), _value)
+
+    def clear(self, keys: list[str] | str, partition_id: str) -> Operation[Reply, None]:
+        keys = check_keys([keys] if isinstance(keys, str) else keys)
+        check_partition(partition_id)
+        return Operation(self._engine.request(Clear(partition_id, keys=keys), self._options.request_s), lambda _: None)
+
+    # ---------------------------------------------------------------------------------------------- keys and metadata
+
+    def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
+        keys = check_keys([keys] if isinstance(keys, str) else keys)
+
+        async def work() -> Batch:
+            if create:
+                commit = Commit(partition_id, keys=list(dict.fromkeys(keys)), wait_s=self._options.put_wait_s)
+                await self._engine.put(None, commit, timeout_s=self._options.request_s)
+            lookup = Lookup(partition_id, keys=keys, partial=True, locate=False)
+            return await self._engine.lookup(lookup, self._options.request_s)
+
+        return Operation(work(), lambda batch: batch_meta(batch, partition_id))
+
+    def retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> Operation[Reply, list[str]]:
+        indexes = [global_indexes] if type(global_indexes) is int else global_indexes
+        if not isinstance(indexes, list) or not all(type(index) is int for index in indexes):
+            raise InvalidTypeError("global_indexes must be an int or a list of ints")
+        if not indexes:
+            raise InvalidInputError("global_indexes is an empty list")
+        return Operation(
+            self._engine.request(KeysOf(partition_id, pack_indexes(indexes)), self._options.request_s), _value
+        )
+
+
+def check_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidTypeError(f"keys must be strings, not {type(key).__name__}")
+    return key
+
+
+def check_keys(keys: object) -> list[str]:
+    """A non-empty list of strings. Raises InvalidTypeError, InvalidInputError."""
+    if not isinstance(keys, list):
+        raise InvalidTypeError(f"keys must be a list of strings, not {type(keys).__name__}")
+    for key in keys:
+        check_key(key)
+    if not keys:
+        raise InvalidInputError("keys is an empty list")
+    return keys
+
+
+def check_partition(partition_id: object) -> None:
+    if not isinstance(partition_id, str):
+        raise InvalidTypeError(f"partition_id must be a string, not {type(partition_id).__name__}")
+    if not partition_id:
+        raise InvalidInputError("partition_id must not be empty")
+
+
+def _check_tags(tags: object, count: int) -> None:
+    if not isinstance(tags, list) or not all(isinstance(tag, dict) for tag in tags):
+        raise InvalidTypeError("tags must be a list of dicts, one a key")
+    if len(tags) != count:
+        raise InvalidInputError(f"{len(tags)} tags given, which does not match {count} keys")
+
+
+def _field_names(select_fields: list[str] | str | None) -> list[str] | None:
+    if select_fields is None or isinstance(select_fields, str):
+        return None if select_fields is None else [select_fields]
+    if not isinstance(select_fields, Sequence) or not all(isinstance(name, str) for name in select_fields):
+        raise InvalidTypeError("select_fields must be a string or a list of strings")
+    return list(select_fields)
+
+
+def _is_tensordict(value: object) -> bool:
+    from tensordict import TensorDictBase
+
+    return isinstance(value, TensorDictBase)
+
+
+def _single_row(fields: dict[str, Any]) -> dict[str, Any]:
+    """One row of plain values as columns: tensors get a batch axis, anything else is one opaque value."""
+    import torch
+
+    row: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise InvalidInputError(f"field {name!r} is a nested tensor, which is many rows: use kv_batch_put")
+            row[name] = value.unsqueeze(0)
+        else:
+            row[name] = [value]
+    return row
+
+
+def _value(reply: Reply) -> Any:
+    if not isinstance(reply, Value):
+        raise RequestError(f"unexpected answer {type(reply).__name__}")
+    return reply.value

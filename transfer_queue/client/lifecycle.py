@@ -1,0 +1,170 @@
+"""Finding a queue, or starting one: ``init``, ``close``, ``get_client``."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.config.attach import AttachConfig, attach_from_environment
+from transfer_queue.config.document import validate_document
+from transfer_queue.errors import NotInitializedError, StartError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["close", "current_client", "get_client", "init"]
+
+
+class LocalQueue(Protocol):
+    """Server processes that this process started."""
+
+    @property
+    def attach_config(self) -> AttachConfig: ...
+
+    def stop(self) -> None: ...
+
+
+class _State:
+    """The client of this process, and the servers it started."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.client: TransferQueueClient | None = None
+        self.local: LocalQueue | None = None
+        self.local_pid = 0
+        self.conf: dict[str, Any] | None = None
+
+
+_state = _State()
+
+
+def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | None:
+    """Attach this process to a queue; start one as local processes if none is found.
+
+    A queue is looked for in this order: ``conf`` naming it (``{"controller": {"addresses": ["host:port"]}}``, as in the
+    file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); else server processes
+    are started on this machine, with ``conf`` merged over the packaged ``config.yaml``, and end with this process.
+    Returns the merged settings if it started the queue, ``conf`` as given if it attached.
+
+    Raises ConfigError, StartError, ConnectionLostError.
+    """
+    with _state.lock:
+        if _state.client is not None:
+            _warn_of_differences(conf)
+            return cast("DictConfig | None", conf)
+        found = _named_by(conf) or attach_from_environment()
+        if found is not None:
+            _state.client = _attach(found)
+            _state.conf = _plain(conf)
+            return cast("DictConfig | None", conf)
+        queue, merged = _start_local(conf)
+        _state.local, _state.local_pid = queue, os.getpid()
+        try:
+            _state.client = _attach(queue.attach_config)
+        except BaseException:
+            close()
+            raise
+        _state.conf = _plain(conf)
+        return merged
+
+
+def close() -> None:
+    """Give up this process's client, and end the servers that it started. Idempotent."""
+    with _state.lock:
+        client, _state.client = _state.client, None
+        local, _state.local = _state.local, None
+        _state.conf = None
+        if client is not None:
+            client.close()
+        if local is not None and _state.local_pid == os.getpid():
+            local.stop()
+
+
+def get_client() -> TransferQueueClient:
+    """This process's client. Raises NotInitializedError before ``init``."""
+    client = _state.client
+    if client is None:
+        raise NotInitializedError("TransferQueue has not been initialized in this process; call tq.init() first")
+    return client
+
+
+def current_client() -> TransferQueueClient:
+    """This process's client, attached on first use where the environment names a queue.
+
+    Raises NotInitializedError if there is none to attach to.
+    """
+    client = _state.client
+    if client is not None:
+        return client
+    with _state.lock:
+        if _state.client is None:
+            found = attach_from_environment()
+            if found is None:
+                raise NotInitializedError(
+                    "TransferQueue has not been initialized: call transfer_queue.init(), or set TQ_CONFIG_FILE or "
+                    "TQ_CONTROLLER_ADDRESS to attach to a running queue"
+                )
+            _state.client = _attach(found)
+        return _state.client
+
+
+def _attach(config: AttachConfig) -> TransferQueueClient:
+    return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
+
+
+def _named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
+    """The queue that an explicit ``conf`` names, if it names one."""
+    plain = _plain(conf) or {}
+    controller = plain.get("controller")
+    if not isinstance(controller, dict) or not controller.get("addresses"):
+        return None
+    known = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
+    return validate_document(AttachConfig, {**known, "controller": {"addresses": controller["addresses"]}}, "conf")
+
+
+def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:
+    try:
+        launch = importlib.import_module("transfer_queue.launch.conf")
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"cannot start local server processes: {error}; set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS to attach to "
+            "a running queue"
+        ) from None
+    return cast("tuple[LocalQueue, DictConfig]", launch.start_local(conf))
+
+
+def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if conf is None:
+        return None
+    if isinstance(conf, dict):
+        return conf
+    from omegaconf import DictConfig, OmegaConf
+
+    if isinstance(conf, DictConfig):
+        return cast("dict[str, Any]", OmegaConf.to_container(conf, resolve=True))
+    return {str(name): value for name, value in conf.items()}
+
+
+def _warn_of_differences(conf: DictConfig | Mapping[str, Any] | None) -> None:
+    given, current = _plain(conf), _state.conf
+    if given is None or given == current:
+        return
+    differing = sorted(name for name in {*given, *(current or {})} if given.get(name) != (current or {}).get(name))
+    warnings.warn(
+        f"transfer_queue is already initialized in this process; ignored: conf differs in {', '.join(differing)}",
+        stacklevel=3,
+    )
+
+
+def _renew_lock_in_child() -> None:
+    _state.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_child)
+atexit.register(close)

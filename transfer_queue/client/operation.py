@@ -1,0 +1,38 @@
+"""An operation of a client in three steps, so that sync and async callers share all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from transfer_queue.client.io import IoThread
+from transfer_queue.client.reading import LoadedBatch
+
+__all__ = ["Operation", "run_async", "run_sync"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+_THREAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Operation(Generic[R, T]):
+    """The caller has checked and encoded its arguments; ``work`` runs on the I/O loop, then ``finish`` on its result.
+
+    ``finish`` (decoding) runs in the calling thread, or in the worker thread if it is long and the caller is a loop.
+    """
+
+    work: Coroutine[Any, Any, R]
+    finish: Callable[[R], T]
+
+
+def run_sync(io: IoThread, operation: Operation[R, T]) -> T:
+    return operation.finish(io.wait(operation.work))
+
+
+async def run_async(io: IoThread, operation: Operation[R, T]) -> T:
+    result = await io.run(operation.work)
+    if isinstance(result, LoadedBatch) and result.nbytes > _THREAD_BYTES:
+        return await io.run(io.run_copy(lambda: operation.finish(result)))
+    return operation.finish(result)

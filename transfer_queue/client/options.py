@@ -1,0 +1,52 @@
+"""How a client behaves; from the attach settings and the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.errors import ConfigError
+
+__all__ = ["ClientOptions"]
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Seconds. ``layout`` and ``allow_pickle``: see ``config.attach``."""
+
+    layout: Literal["jagged", "dense"] = "jagged"
+    allow_pickle: bool = True
+    connect_s: float = 30.0
+    request_s: float = 60.0
+    """Any request but for what it waits for on purpose."""
+    fetch_s: float = 5.0
+    """How long ``get_meta`` waits for enough rows."""
+    put_wait_s: float = 10.0
+    """How long a put waits for storage space and for the sample budget."""
+
+    @classmethod
+    def of(cls, config: AttachConfig) -> ClientOptions:
+        """Raises ConfigError for a variable that is not a number."""
+        return cls(
+            layout=config.layout,
+            allow_pickle=config.security.allow_pickle,
+            request_s=_seconds("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", cls.request_s),
+            # Two variables of 0.1.x that bound the same wait; the longer one was in effect.
+            fetch_s=max(
+                _seconds("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 1.0),
+                _seconds("TQ_CONTROLLER_GET_METADATA_CHECK_INTERVAL", cls.fetch_s),
+            ),
+            put_wait_s=_seconds("TQ_PUT_WAIT", cls.put_wait_s),
+        )
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds") from None

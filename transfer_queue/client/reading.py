@@ -1,0 +1,127 @@
+"""From the locations of rows to pieces of blocks that the decoder puts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.control.commands import Batch, FamilyLocations
+from transfer_queue.errors import DataLostError
+from transfer_queue.storage.base import BlockRead, Fetched, UnitInfo
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from transfer_queue.columns.column import Rows
+    from transfer_queue.columns.decoding import Layout, Piece
+
+__all__ = ["LoadedBatch", "ReadPlan", "plan_reads"]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """``reads[i]`` gives fields ``fields[i]`` of rows ``positions[i]`` of the batch."""
+
+    reads: list[BlockRead]
+    fields: list[list[str]]
+    positions: list[Rows]
+
+
+def plan_reads(batch: Batch, fields: Iterable[str], unit: Callable[[int], UnitInfo | None]) -> ReadPlan:
+    """What to read for ``fields`` of all rows of ``batch``. Raises DataLostError for a unit that is not known."""
+    wanted = set(fields)
+    plan = ReadPlan([], [], [])
+    for family in batch.locations:
+        names = [name for name in family.fields if name in wanted]
+        if not names:
+            continue
+        for slot, positions, rows in _by_block(family):
+            info = unit(family.units[slot])
+            if info is None:
+                raise DataLostError(f"storage unit {family.units[slot]}, which held {names}, is gone")
+            plan.reads.append(BlockRead(info, family.blocks[slot], names, rows))
+            plan.fields.append(names)
+            plan.positions.append(positions)
+    return plan
+
+
+def _by_block(family: FamilyLocations) -> Iterable[tuple[int, Rows, Rows]]:
+    """(block slot, positions in the batch, rows in the block) for each block that is used."""
+    slots = np.frombuffer(family.block_of_row, dtype="<i4")
+    rows = np.frombuffer(family.row_in_block, dtype="<i4")
+    if len(slots) == 0:
+        return
+    if len(family.blocks) == 1 or (slots[0] == slots).all():
+        yield int(slots[0]), (0, len(slots)), _ranged(rows)
+        return
+    order = np.argsort(slots, kind="stable")
+    bounds = np.flatnonzero(np.diff(slots[order])) + 1
+    for positions in np.split(order, bounds):
+        yield int(slots[positions[0]]), _ranged(positions), _ranged(rows[positions])
+
+
+def _ranged(values: NDArray[np.int32] | NDArray[np.int64]) -> Rows:
+    """Consecutive ascending numbers as a range: they are read and copied in one piece."""
+    first, count = int(values[0]), len(values)
+    if int(values[-1]) - first == count - 1 and (count < 3 or bool((np.diff(values) == 1).all())):
+        return (first, first + count)
+    return values.astype(np.int64)
+
+
+class LoadedBatch:
+    """Rows whose bytes are at hand, to be decoded once, in any thread."""
+
+    def __init__(self, batch: Batch, fields: Sequence[str], plan: ReadPlan, fetched: Fetched | None) -> None:
+        self._batch = batch
+        self._fields = set(fields)
+        self._plan = plan
+        self._fetched = fetched
+        self.rows = len(batch.indexes) // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are involved: an upper bound of what ``decode`` copies."""
+        return sum(block.view.nbytes for block in self._fetched.blocks) if self._fetched else 0
+
+    def decode(self, layout: Layout, allow_pickle: bool) -> TensorDict:
+        """The batch as an independent TensorDict; releases what was read."""
+        return self.decode_together([(np.arange(self.rows), self)], layout, allow_pickle)
+
+    @staticmethod
+    def decode_together(
+        parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], layout: Layout, allow_pickle: bool
+    ) -> TensorDict:
+        """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result."""
+        from transfer_queue.columns.tensors import decode
+
+        first = parts[0][1]
+        schemas = [schema for schema in first._batch.fields if schema.name in first._fields]
+        try:
+            pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
+            for positions, part in parts:
+                part._add_pieces(pieces, None if len(parts) == 1 else positions)
+            rows = sum(part.rows for _, part in parts)
+            return decode(pieces, rows, schemas, layout=layout, allow_pickle=allow_pickle)
+        finally:
+            for _, part in parts:
+                part.release()
+
+    def _add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:
+        from transfer_queue.columns.tensors import Piece
+
+        if self._fetched is None:
+            return
+        for block, names, positions in zip(self._fetched.blocks, self._plan.fields, self._plan.positions, strict=True):
+            if outer is not None and positions is not None:
+                positions = outer[slice(*positions)] if isinstance(positions, tuple) else outer[positions]
+            piece = Piece(block.view, block.rows, positions)
+            for name in names:
+                pieces[name].append(piece)
+
+    def release(self) -> None:
+        if self._fetched is not None:
+            self._fetched.release()

@@ -1,0 +1,264 @@
+"""Operations on rows by index: the low-level interface (`get_meta`, `put`, `get_data`, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.client.engine import Engine
+from transfer_queue.client.operation import Operation
+from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.parser import DataParser, parsed
+from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.control.commands import (
+    Batch,
+    Clear,
+    Commit,
+    Committed,
+    ConsumptionStatus,
+    Fetch,
+    ListPartitions,
+    Lookup,
+    ProductionStatus,
+    Reply,
+    ResetConsumption,
+    SetTags,
+    StatusArrays,
+    Value,
+)
+from transfer_queue.errors import InvalidInputError, RequestError
+from transfer_queue.metadata import BatchMeta, describe_fields
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+__all__ = ["Mode", "RowOperations", "pack_indexes", "unpack_indexes"]
+
+Mode = Literal["fetch", "force_fetch", "insert"]
+EMPTY = Batch(b"")
+
+
+def pack_indexes(indexes: Sequence[int]) -> bytes:
+    """Global indexes -> i64 bytes."""
+    return np.asarray(indexes, dtype="<i8").tobytes()
+
+
+def unpack_indexes(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<i8").tolist()  # type: ignore[no-any-return]
+
+
+def batch_meta(batch: Batch, partition_id: str, extra_info: dict[str, Any] | None = None) -> BatchMeta:
+    """What users see of a batch."""
+    count = len(batch.indexes) // 8
+    return BatchMeta(
+        unpack_indexes(batch.indexes),
+        [partition_id] * count,
+        describe_fields(batch.fields, count, batch.lengths),
+        np.frombuffer(batch.status, dtype=np.int8) if batch.status else np.zeros(count, np.int8),
+        extra_info,
+        [dict(tag) for tag in batch.tags] if batch.tags else None,
+    )
+
+
+class RowOperations:
+    """Builds operations; see ``TransferQueueClient`` for what each does."""
+
+    def __init__(self, engine: Engine, options: ClientOptions) -> None:
+        self._engine = engine
+        self._options = options
+
+    # ------------------------------------------------------------------------------------------------------------ get
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str],
+        batch_size: int,
+        partition_id: str,
+        mode: str,
+        task_name: str | None,
+        sampling_config: dict[str, Any] | None,
+        timeout_s: float | None,
+    ) -> Operation[Batch | Committed, BatchMeta]:
+        request_s = self._options.request_s
+        if mode == "force_fetch":
+            every = Lookup(partition_id, fields=list(data_fields), locate=False)
+            return Operation(
+                self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
+            )
+        if mode == "insert":
+            commit = Commit(partition_id, append=batch_size, wait_s=self._options.put_wait_s)
+            return Operation(
+                self._engine.put(None, commit, timeout_s=request_s),
+                lambda done: batch_meta(Batch(done.indexes), partition_id),
+            )
+        if mode != "fetch":
+            raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
+        if not task_name:
+            raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
+        fetch = Fetch(
+            partition_id,
+            list(data_fields),
+            batch_size,
+            task_name,
+            self._options.fetch_s if timeout_s is None else timeout_s,
+            dict(sampling_config or {}),
+            locate=False,
+        )
+        return Operation(self._engine.fetch(fetch, request_s), lambda batch: batch_meta(_batch(batch), partition_id))
+
+    def get_data(self, metadata: BatchMeta) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
+        return Operation(self._load(metadata), self._assemble)
+
+    async def _load(self, metadata: BatchMeta) -> list[tuple[NDArray[np.int64], LoadedBatch]]:
+        fields = metadata.field_names
+        if not fields:
+            return []
+        loaded = []
+        for partition, positions in _by_partition(metadata):
+            indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+            lookup = Lookup(partition, indexes=indexes, fields=fields, require_ready=True)
+            batch = await self._engine.lookup(lookup, self._options.request_s)
+            loaded.append(
+                (positions, await self._engine.load(batch, fields, lookup, self._options.request_s)),
+            )
+        return loaded
+
+    def _assemble(self, loaded: list[tuple[NDArray[np.int64], LoadedBatch]]) -> TensorDict:
+        options = self._options
+        if not loaded:
+            return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None).decode(options.layout, options.allow_pickle)
+        if len(loaded) == 1:
+            return loaded[0][1].decode(options.layout, options.allow_pickle)
+        return LoadedBatch.decode_together(loaded, options.layout, options.allow_pickle)
+
+    # ------------------------------------------------------------------------------------------------------------ put
+
+    def put(
+        self,
+        data: TensorDict,
+        metadata: BatchMeta | None,
+        partition_id: str | None,
+        data_parser: DataParser | None,
+    ) -> Operation[list[Committed], BatchMeta]:
+        from transfer_queue.columns.tensors import encode
+
+        if metadata is None and not partition_id:
+            raise InvalidInputError("partition_id must be provided when there is no metadata")
+        if metadata is not None and not len(metadata):
+            raise InvalidInputError("metadata is empty: it names no rows to write")
+        block = encode(parsed(data, data_parser), allow_pickle=self._options.allow_pickle)
+        if block.rows == 0:
+            raise InvalidInputError("data is empty: it has no rows")
+        if metadata is not None and len(metadata) != block.rows:
+            raise RequestError(f"length mismatch: data has {block.rows} rows, metadata {len(metadata)}")
+        wait_s, request_s = self._options.put_wait_s, self._options.request_s
+
+        async def work() -> list[Committed]:
+            if metadata is None:
+                assert partition_id is not None
+                commit = Commit(partition_id, append=block.rows, wait_s=wait_s)
+                return [await self._engine.put(block, commit, timeout_s=request_s)]
+            done = []
+            for partition, positions in _by_partition(metadata):
+                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                part = block if len(positions) == block.rows else block.select(None, positions)
+                commit = Commit(partition, indexes=indexes, wait_s=wait_s)
+                done.append(await self._engine.put(part, commit, timeout_s=request_s))
+            return done
+
+        def finish(done: list[Committed]) -> BatchMeta:
+            lengths, schema = block.lengths, block.fields
+            if metadata is None:
+                assert partition_id is not None
+                batch = Batch(done[0].indexes, schema, b"\1" * block.rows, lengths=lengths)
+                return batch_meta(batch, partition_id)
+            return BatchMeta(
+                metadata.global_indexes,
+                metadata.partition_ids,
+                describe_fields(schema, block.rows, lengths),
+                np.ones(block.rows, np.int8),
+                metadata.extra_info,
+                metadata.custom_meta,
+            )
+
+        return Operation(work(), finish)
+
+    def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
+        async def work() -> None:
+            for partition, positions in _by_partition(metadata):
+                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                tags = [metadata.custom_meta[position] for position in positions]
+                await self._engine.request(SetTags(partition, indexes, tags), self._options.request_s)
+
+        return Operation(work(), _nothing)
+
+    # ---------------------------------------------------------------------------------------------------------- clear
+
+    def clear_samples(self, metadata: BatchMeta) -> Operation[None, None]:
+        async def work() -> None:
+            for partition, positions in _by_partition(metadata):
+                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                await self._engine.request(Clear(partition, indexes=indexes), self._options.request_s)
+
+        return Operation(work(), _nothing)
+
+    def clear_partition(self, partition_id: str) -> Operation[Reply, None]:
+        return Operation(self._engine.request(Clear(partition_id), self._options.request_s), _nothing)
+
+    # --------------------------------------------------------------------------------------------------------- status
+
+    def production_status(
+        self, data_fields: Sequence[str], partition_id: str
+    ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
+        command = ProductionStatus(partition_id, list(data_fields))
+        return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, True))
+
+    def consumption_status(
+        self, task_name: str, partition_id: str
+    ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
+        command = ConsumptionStatus(partition_id, task_name)
+        return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, False))
+
+    def reset_consumption(self, partition_id: str, task_name: str | None) -> Operation[Reply, bool]:
+        command = ResetConsumption(partition_id, task_name)
+        return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
+
+    def partition_list(self) -> Operation[Reply, list[str]]:
+        return Operation(self._engine.request(ListPartitions(""), self._options.request_s), _value)
+
+
+def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:
+    """(partition, positions in the batch) in first-seen order."""
+    groups: dict[str, list[int]] = {}
+    for position, partition in enumerate(metadata.partition_ids):
+        groups.setdefault(partition, []).append(position)
+    return [(partition, np.asarray(positions, np.int64)) for partition, positions in groups.items()]
+
+
+def _status(reply: Reply, by_field: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    import torch
+
+    assert isinstance(reply, StatusArrays)
+    if reply.indexes is None:
+        return None, None
+    indexes = torch.from_numpy(np.frombuffer(reply.indexes, "<i8").copy())
+    status = torch.from_numpy(np.frombuffer(reply.status, np.int8).copy())
+    return indexes, status.reshape(len(indexes), len(reply.columns)) if by_field else status
+
+
+def _batch(reply: Batch | Committed) -> Batch:
+    assert isinstance(reply, Batch)
+    return reply
+
+
+def _value(reply: Reply) -> Any:
+    assert isinstance(reply, Value)
+    return reply.value
+
+
+def _nothing(reply: object) -> None:
+    return None

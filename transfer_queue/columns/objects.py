@@ -1,0 +1,65 @@
+"""Any number of objects in as many caller-owned buffers, and back: the packed-buffer path of key-value backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from transfer_queue.columns.column import as_bytes
+from transfer_queue.columns.documents import decode_frames, encode_frames
+from transfer_queue.columns.packing import Buffer, Target, calc_packed_size, pack_into, unpack_from
+from transfer_queue.errors import InvalidInputError
+
+__all__ = ["batch_decode_from", "batch_encode_into"]
+
+PARALLEL_BYTES: Final = 16 << 20
+
+
+def batch_encode_into(
+    objs: Sequence[Any],
+    alloc_buff_func: Callable[[list[int]], Sequence[Target]],
+    num_workers: int = 1,
+    *,
+    allow_pickle: bool = True,
+) -> tuple[list[Target], list[int]]:
+    """Encode each object into a buffer of its own; ``batch_decode_from`` of the buffers gives the objects back.
+
+    ``alloc_buff_func`` is called once, with the bytes each object needs, and returns one writable buffer for each, of
+    at least that size, anywhere in memory (slices of one registered buffer, say). The caller owns the buffers and keeps
+    them alive as long as they are used. Tensors and arrays are copied once, straight into their buffer.
+
+    ``num_workers``: threads that copy. Only the copying of large buffers releases the GIL, so more than one is used
+    from 16 MiB in total on; below that, starting threads costs more than they gain. Safe to call from many threads.
+
+    Returns the buffers and the bytes used in each. Raises InvalidInputError for buffers that are too few, too small
+    or read-only, InvalidTypeError for an object that cannot be stored.
+    """
+    if num_workers < 1:
+        raise InvalidInputError(f"num_workers must be at least 1, not {num_workers}")
+    encoded = [
+        encode_frames(obj, allow_pickle=allow_pickle, where=f"object {number}") for number, obj in enumerate(objs)
+    ]
+    sizes = [calc_packed_size(frames) for frames in encoded]
+    buffers = list(alloc_buff_func(sizes))
+    if len(buffers) != len(encoded):
+        raise InvalidInputError(f"alloc_buff_func gave {len(buffers)} buffers for {len(encoded)} objects")
+    if num_workers == 1 or sum(sizes) < PARALLEL_BYTES:
+        for buffer, frames in zip(buffers, encoded, strict=True):
+            pack_into(buffer, frames)
+    else:
+        with ThreadPoolExecutor(num_workers, thread_name_prefix="tq-pack") as pool:
+            # Consuming the results raises what a worker raised.
+            list(pool.map(pack_into, buffers, encoded))
+    return buffers, sizes
+
+
+def batch_decode_from(buffers: Sequence[Buffer], *, allow_pickle: bool = True) -> list[Any]:
+    """The objects in ``buffers``, which may be longer than what was written. They own their memory.
+
+    Raises CorruptBlockError for damaged buffers, InvalidTypeError for pickled objects without ``allow_pickle``.
+    """
+    return [
+        decode_frames([as_bytes(frame) for frame in unpack_from(buffer)], allow_pickle=allow_pickle)
+        for buffer in buffers
+    ]

@@ -1,0 +1,431 @@
+"""The control plane as a state machine: commands in, replies and effects out. No sockets, no clock, no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.control import queries, state
+from transfer_queue.control.arrays import compact
+from transfer_queue.control.blocks import BlockTable
+from transfer_queue.control.commands import (
+    Batch,
+    Clear,
+    Command,
+    Commit,
+    Committed,
+    ConsumptionStatus,
+    Done,
+    Fetch,
+    KeysOf,
+    ListKeys,
+    ListPartitions,
+    Lookup,
+    ProductionStatus,
+    Reply,
+    ResetConsumption,
+    SetTags,
+    Snapshot,
+    StatusArrays,
+    Value,
+)
+from transfer_queue.control.description import describe, validate
+from transfer_queue.control.draws import Drawer
+from transfer_queue.control.effects import PARKED, Effect, EffectLog, Parked
+from transfer_queue.control.indexes import IndexSpace
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.puts import Put, check_put
+from transfer_queue.control.records import PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
+from transfer_queue.control.replay import replay
+from transfer_queue.control.serving import Serving
+from transfer_queue.control.units import Units
+from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
+from transfer_queue.errors import (
+    CapacityError,
+    DataLostError,
+    InvalidInputError,
+    InvalidTypeError,
+    RequestError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    UnknownPartitionError,
+)
+from transfer_queue.sampler import BaseSampler, SequentialSampler
+
+__all__ = ["ControlCore"]
+
+
+class ControlCore:
+    """State of one controller.
+
+    The host calls `apply` for each request and `tick` when `next_deadline` has come, with its own clock (seconds,
+    monotonic), and acts on what `drain_effects` returns. Commands that cannot be carried out raise and change nothing.
+    Replies share no mutable state with the core except lists of field names and schemas, which are read-only.
+
+    ``sampler``: default SequentialSampler. ``polling``: fetches never wait. ``shard``: this controller's number, part
+    of every index. ``sample_capacity``: most rows that may exist at a time. ``journal``: emit Journal effects.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: BaseSampler | None = None,
+        polling: bool = False,
+        shard: int = 0,
+        sample_capacity: int | None = None,
+        journal: bool = False,
+    ) -> None:
+        if sample_capacity is not None and sample_capacity < 1:
+            raise InvalidInputError(f"sample_capacity must be positive; got {sample_capacity}")
+        self.sample_capacity = sample_capacity
+        self.log = EffectLog(journal)
+        self.blocks = BlockTable(self.log)
+        self.space = IndexSpace(shard)
+        self.partitions: dict[str, Partition] = {}
+        self.units = Units(self.blocks, self.partitions)
+        self.room = WaitRoom()
+        self.serving = Serving(self.room, self.log, Drawer(sampler or SequentialSampler()), polling)
+        self.rows = 0
+        self._handlers: dict[type[Command], Callable[[Any, float, int, int], Reply | Parked]] = {
+            Commit: self._commit,
+            Lookup: self._lookup,
+            Fetch: self._fetch,
+            SetTags: self._set_tags,
+            Clear: self._clear,
+            ResetConsumption: self._reset_consumption,
+            ListKeys: self._list_keys,
+            ListPartitions: self._list_partitions,
+            KeysOf: self._keys_of,
+            ProductionStatus: self._production_status,
+            ConsumptionStatus: self._consumption_status,
+            Snapshot: self._snapshot,
+        }
+
+    # ------------------------------------------------------------------------------------------------- host's calls
+
+    def apply(self, command: Command, now: float, *, client: int = 0, request: int = 0) -> Reply | Parked:
+        """Carry out a command. ``client`` and ``request`` name it if it has to be parked. Raises TransferQueueError."""
+        handler = self._handlers.get(type(command))
+        if handler is None:
+            raise InvalidTypeError(f"not a command: {type(command).__name__}")
+        self.log.origin = (client, request)
+        return handler(command, now, client, request)
+
+    def cancel(self, client: int, request: int | None = None) -> None:
+        """Nobody waits for the answer any more: forget one parked request of a client, or all of them."""
+        if request is None:
+            waiters = self.room.of_client(client)
+        else:
+            found = self.room.find(client, request)
+            waiters = [] if found is None else [found]
+        for waiter in waiters:
+            self._leave(waiter)
+
+    def tick(self, now: float) -> None:
+        """Answer parked requests whose deadline has come with an error."""
+        known: dict[LineKey | None, str] = {}
+        for waiter in self.room.expired(now):
+            error: TransferQueueError
+            if isinstance(waiter.command, Commit):
+                error = self._capacity_error(waiter.command, waiter.deadline - waiter.since)
+            else:
+                error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition), known)
+            self.log.answer(waiter.client, waiter.request, error)
+            self._leave(waiter)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, if ever."""
+        return self.room.next_deadline()
+
+    def drain_effects(self) -> list[Effect]:
+        """Effects since the last call: journal records first, then freed blocks, then answers."""
+        return self.log.drain()
+
+    @property
+    def sampler(self) -> BaseSampler:
+        return self.serving.drawer.sampler
+
+    def set_sampler(self, sampler: BaseSampler) -> None:
+        """Sample with another sampler from now on. Parked fetches are planned anew; what makes no sense to the new
+        sampler is answered with an error."""
+        drawer = self.serving.drawer = Drawer(sampler)
+        for partition in self.partitions.values():
+            partition.regroup(drawer.group)
+        for waiter in list(self.room):
+            if isinstance(waiter.command, Fetch):
+                try:
+                    waiter.draw = drawer.plan(waiter.command)
+                except TransferQueueError as error:
+                    self.log.answer(waiter.client, waiter.request, error)
+                    self.room.remove(waiter)
+        for partition in self.partitions.values():
+            self.serving.serve(partition, partition.subscriptions.values())
+
+    # -------------------------------------------------------------------------------------------------- durability
+
+    def snapshot(self) -> dict[str, Any]:
+        """All state except parked requests, as plain data that msgpack can carry. A user's sampler keeps its own."""
+        return state.dump(self)
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Into a new core: the state that `snapshot` returned. Storage units must join with their inventories, or be
+        reported lost, before what their blocks hold can be relied on."""
+        state.load(self, snapshot)
+        self.blocks.suspect_all()
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Into a new or a restored core: what happened since. Emits nothing; blocks that had to be freed meanwhile show
+        up in `unknown_blocks` when their unit joins."""
+        journaling, self.log.journaling = self.log.journaling, False
+        replay(self, records)
+        self.log.drain()
+        self.log.journaling = journaling
+        self.blocks.suspect_all()
+
+    def describe(self, *, waiters: bool = True) -> str:
+        """The whole state as text, a line a row."""
+        return describe(self, waiters=waiters)
+
+    def fingerprint(self) -> str:
+        """Equal for cores with equal state; parked requests do not count."""
+        return hashlib.sha256(self.describe(waiters=False).encode()).hexdigest()
+
+    def validate_state(self) -> None:
+        """AssertionError if the state contradicts itself; for tests."""
+        validate(self)
+
+    # ------------------------------------------------------------------------------------------------ storage units
+
+    def unit_lost(self, unit: int, now: float) -> None:
+        """The unit's memory is gone, or it cannot be reached: rows with cells there are not ready until it joins with
+        their blocks or they are written again. Commits that name the unit are refused until it joins."""
+        self.units.lose(unit)
+        if self.log.journaling:
+            self.log.origin = (0, 0)
+            self.log.record(UnitLost(unit))
+        for partition in self.partitions.values():
+            self.serving.serve_lacking(partition)
+
+    def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
+        """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
+
+        Blocks that the core knew when the unit was lost, or when the core itself was restored, are confirmed or lost;
+        younger ones are not touched, as their commit may have overtaken the inventory. A unit that comes back as a
+        new process must be reported lost first.
+        """
+        restored, lost = self.units.sort_out(unit, inventory or ())
+        self._join(unit, restored, lost)
+
+    def _join(self, unit: int, restored: list[int], lost: list[int]) -> None:
+        self.log.origin = (0, 0)
+        if self.log.journaling:
+            self.log.record(UnitJoined(unit, restored, lost))
+        for partition, grown in self.units.join(unit, restored, lost):
+            self.serving.serve(partition, grown)
+
+    def unknown_blocks(self, unit: int, blocks: list[int]) -> list[int]:
+        """Those of ``blocks`` that no row refers to. A put that is not committed yet is among them: ask again after
+        a grace period before freeing what a unit reports."""
+        known = set(self.blocks.block.array[self.blocks.find(unit, blocks)].tolist())
+        return [block for block in blocks if block not in known]
+
+    # ------------------------------------------------------------------------------------------------------- commit
+
+    def _commit(self, command: Commit, now: float, client: int, request: int) -> Reply | Parked:
+        partition = self.partitions.get(command.partition)
+        put = check_put(partition, command)
+        if self.units.lost:
+            self._check_units(command)
+        if put.created and self.sample_capacity is not None and not self._fits(put, self.sample_capacity):
+            if not command.wait_s > 0 or put.created > self.sample_capacity:
+                raise self._capacity_error(command, 0)
+            if self.room.find(client, request) is not None:
+                raise RequestError(f"request {request} of client {client} is waiting already")
+            self.room.add(Waiter(command, client, request, now, now + command.wait_s))
+            return PARKED
+        return self._carry_out(command, put, partition)
+
+    def _check_units(self, command: Commit) -> None:
+        lost = sorted({ref.unit for ref in command.blocks} & self.units.lost)
+        if lost:
+            raise DataLostError(f"storage unit {lost[0]} was lost before the put was committed; put the rows again")
+
+    def _fits(self, put: Put, capacity: int) -> bool:
+        return self.rows + put.created <= capacity and not self.room.commits
+
+    def _capacity_error(self, command: Commit, waited: float) -> CapacityError:
+        count = check_put(self.partitions.get(command.partition), command).created
+        ahead = len(self.room.commits) - (waited > 0)
+        return CapacityError(
+            f"sample capacity is used up: {self.rows} of {self.sample_capacity} rows exist, {count} more do not fit"
+            + (f", {ahead} commits wait in front" if ahead > 0 else "")
+            + (f" after waiting {waited:g} s" if waited else "")
+            + "; clear rows, raise controller.sampleCapacity or wait longer"
+        )
+
+    def _carry_out(self, command: Commit, put: Put, partition: Partition | None) -> Committed:
+        if partition is None:
+            partition = self.create_partition(command.partition)
+        created = partition.create(put.created, put.new_keys) if put.created else slice(0, 0)
+        self.rows += put.created
+        rows = put.place(created)
+        fresh = put.created == put.rows
+        if command.tags is not None:
+            partition.merge_tags(rows, command.tags)
+        grown = []
+        if command.fields:
+            grown = partition.write(rows, command.fields, command.blocks, command.lengths, fresh)
+        if fresh:
+            ready = partition.layout(command.fields).sorted_names if command.fields else []
+        else:
+            ready = partition.fields.complete_names(rows)
+        tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
+        reply = Committed(partition.encode(rows), ready, tags or None)
+        for subscription in grown:
+            if subscription.waiting:
+                self.serving.serve(partition, grown)
+                break
+        return reply
+
+    def create_partition(self, name: str) -> Partition:
+        """Not for hosts: a part of commands and of replay."""
+        partition = Partition(name, self.space, self.blocks, self.log, self.serving.drawer.group)
+        self.partitions[name] = partition
+        if self.log.journaling:
+            self.log.record(PartitionCreated(name))
+        self.serving.adopt(partition)
+        return partition
+
+    def _admit(self) -> None:
+        """Carry out parked commits, first come first, as far as the sample budget goes."""
+        while self.room.commits:
+            waiter = next(iter(self.room.commits.values()))
+            command = waiter.command
+            assert isinstance(command, Commit)
+            partition = self.partitions.get(command.partition)
+            result: Reply | TransferQueueError
+            self.log.origin = (waiter.client, waiter.request)
+            try:
+                put = check_put(partition, command)
+                self._check_units(command)
+                if self.rows + put.created > (self.sample_capacity or math.inf):
+                    return
+                self.room.remove(waiter)
+                result = self._carry_out(command, put, partition)
+            except TransferQueueError as error:  # what it relied on changed while it waited
+                self.room.remove(waiter)
+                result = error
+            self.log.answer(waiter.client, waiter.request, result)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """A waiter goes unserved; those behind it may be able to go on."""
+        self.room.remove(waiter)
+        if isinstance(waiter.command, Commit):
+            self._admit()
+        elif partition := self.partitions.get(waiter.command.partition):
+            self.serving.serve(partition, [partition.subscribe(waiter.command.task, tuple(waiter.command.fields))])
+
+    # ------------------------------------------------------------------------------------------------ fetch, change
+
+    def _fetch(self, command: Fetch, now: float, client: int, request: int) -> Batch | Parked:
+        return self.serving.fetch(command, self.partitions.get(command.partition), now, client, request)
+
+    def _set_tags(self, command: SetTags, now: float, client: int, request: int) -> Done:
+        partition = self.partitions.get(command.partition)
+        if partition is None:
+            raise StorageKeyNotFoundError(f"rows not found: there is no partition {command.partition!r}")
+        positions = partition.find_indexes(command.indexes)
+        if len(positions) != len(command.tags):
+            raise InvalidInputError(f"{len(command.tags)} tags given, which does not match {len(positions)} rows")
+        if int(positions.min(initial=0)) < 0:
+            raise StorageKeyNotFoundError(
+                f"some rows not found in partition {command.partition!r}; they may be cleared"
+            )
+        partition.merge_tags(compact(positions), command.tags)
+        return Done()
+
+    def _clear(self, command: Clear, now: float, client: int, request: int) -> Done:
+        if command.keys is not None and command.indexes is not None:
+            raise InvalidInputError("a clear names rows by keys or by indexes, not both")
+        if command.keys is not None and not command.keys:
+            raise InvalidInputError("keys is an empty list")
+        partition = self.partitions.get(command.partition)
+        if partition is None:
+            return Done()
+        if command.keys is None and command.indexes is None:
+            self.clear_partition(partition)
+        else:
+            found = partition.find_keys(command.keys) if command.keys is not None else None
+            positions = partition.find_indexes(command.indexes or b"") if found is None else found
+            positions = np.unique(positions[positions >= 0])
+            if len(positions):
+                self.rows -= len(positions)
+                partition.clear(compact(positions))
+                self.serving.serve_lacking(partition)
+        self._admit()
+        return Done()
+
+    def clear_partition(self, partition: Partition) -> None:
+        """Not for hosts: a part of commands and of replay."""
+        partition.drop()
+        self.rows -= partition.rows
+        del self.partitions[partition.name]
+        if self.log.journaling:
+            self.log.record(PartitionCleared(partition.name))
+        self.sampler.clear_cache(partition.name)
+
+    def _reset_consumption(self, command: ResetConsumption, now: float, client: int, request: int) -> Done:
+        partition = self.partitions.get(command.partition)
+        if partition is not None:
+            partition.reset(command.task)
+            if command.task is None:
+                self.sampler.clear_cache(partition.name)
+            self.serving.serve(partition, partition.subscriptions.values())
+        return Done()
+
+    # ------------------------------------------------------------------------------------------------------ queries
+
+    def _lookup(self, command: Lookup, now: float, client: int, request: int) -> Batch:
+        return queries.lookup(self.partitions.get(command.partition), command)
+
+    def _list_keys(self, command: ListKeys, now: float, client: int, request: int) -> Value:
+        if not command.partition:
+            return Value({name: queries.tagged_keys(partition) for name, partition in self.partitions.items()})
+        partition = self.partitions.get(command.partition)
+        return Value({} if partition is None else {command.partition: queries.tagged_keys(partition)})
+
+    def _list_partitions(self, command: ListPartitions, now: float, client: int, request: int) -> Value:
+        return Value(list(self.partitions))
+
+    def _keys_of(self, command: KeysOf, now: float, client: int, request: int) -> Value:
+        return Value(queries.keys_of(self.partitions.get(command.partition), command))
+
+    def _production_status(self, command: ProductionStatus, now: float, client: int, request: int) -> StatusArrays:
+        return queries.production_status(self.partitions.get(command.partition), command)
+
+    def _consumption_status(self, command: ConsumptionStatus, now: float, client: int, request: int) -> StatusArrays:
+        return queries.consumption_status(self.partitions.get(command.partition), command)
+
+    def _snapshot(self, command: Snapshot, now: float, client: int, request: int) -> Value:
+        if command.partition:
+            partition = self.partitions.get(command.partition)
+            if partition is None:
+                raise UnknownPartitionError(f"partition {command.partition!r} not found")
+            return Value(queries.count_rows(partition, self.room.waiting_for(partition.name)))
+        return Value(
+            {
+                "partitions": {
+                    name: queries.count_rows(partition, self.room.waiting_for(name))
+                    for name, partition in self.partitions.items()
+                },
+                "rows": self.rows,
+                "sample_capacity": self.sample_capacity,
+                "blocks": self.blocks.count,
+                "waiting": len(self.room),
+                "lost_units": sorted(self.units.lost),
+            }
+        )

@@ -1,0 +1,168 @@
+"""The state as text for people, and checks of its consistency for tests."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_queue.control.arrays import as_positions, to_runs
+from transfer_queue.control.commands import Commit, Fetch
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.subscription import Subscription
+from transfer_queue.sampler import PlannedSampler
+
+if TYPE_CHECKING:
+    from transfer_queue.control.core import ControlCore
+
+__all__ = ["describe", "validate"]
+
+_TAKEN = ("", "{}", "{} (promised)")
+
+
+def describe(core: ControlCore, *, waiters: bool = True) -> str:
+    """One line a row: index, key, tag, where its cells lie as unit/block[row], who consumed it. Equal texts mean equal
+    states, except for what is only there for speed. ``waiters``: with the parked requests."""
+    lines = []
+    for partition in core.partitions.values():
+        lines.append(f"partition {partition.name!r}: {partition.rows} rows, {partition.nbytes} bytes")
+        lines += [f"  {_describe_row(partition, int(position))}" for position in as_positions(partition.all_rows())]
+        for task in partition.tasks.values():
+            for (rank, batch), rows in sorted(task.batches.items(), key=repr):
+                indexes = partition.indexes.indexes(rows, 0).tolist()
+                lines.append(f"  {task.name}: batch {batch!r} of rank {rank} is {indexes}")
+    lines += [f"unit {unit} is lost" for unit in sorted(core.units.lost)]
+    if waiters:
+        lines += [_describe_waiter(waiter.client, waiter.request, waiter.command) for waiter in core.room]
+    return "\n".join(lines)
+
+
+def _describe_row(partition: Partition, position: int) -> str:
+    ordinal = position + partition.base
+    parts = [str(partition.indexes.index(ordinal))]
+    if partition.key_of is not None and (key := partition.key_of[position]) is not None:
+        parts.append(repr(key))
+    if tag := partition.tags.get(ordinal):
+        parts.append(json.dumps(tag, sort_keys=True, default=str))
+    places: dict[str, list[str]] = {}
+    for name in partition.fields.family_of:
+        places.setdefault(_describe_cell(partition, name, position), []).append(name)
+    parts += [f"{','.join(names)}={place}" for place, names in places.items() if place]
+    for name, lengths in sorted(partition.fields.lengths.items()):
+        if lengths.items[position]:
+            parts.append(f"len({name})={lengths.items[position] - 1}")
+    taken = [_TAKEN[task.taken.items[position]].format(task.name) for task in partition.tasks.values()]
+    if any(taken):
+        parts.append("consumed by " + ", ".join(sorted(name for name in taken if name)))
+    return " ".join(parts)
+
+
+def _describe_cell(partition: Partition, name: str, position: int) -> str:
+    family, blocks = partition.fields.family_of[name], partition.blocks
+    slot = family.slot.items[position]
+    if not slot:
+        return ""
+    start = blocks.start.items[abs(slot)]
+    if start >= 0:
+        row = position + partition.base - start
+    else:
+        assert family.row is not None
+        row = family.row.items[position]
+    place = f"{blocks.unit.items[abs(slot)]}/{blocks.block.items[abs(slot)]}[{row}]"
+    return place if slot > 0 else f"{place}(lost)"
+
+
+def _describe_waiter(client: int, request: int, command: Fetch | Commit) -> str:
+    if isinstance(command, Fetch):
+        want = f"{command.batch_size} rows with {','.join(command.fields)} for {command.task}"
+    else:
+        want = "sample budget"
+    return f"request {request} of client {client} waits in {command.partition!r} for {want}"
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def validate(core: ControlCore) -> None:
+    """AssertionError if anything kept for speed contradicts the rows. Its cost grows with the state: for tests."""
+    assert core.rows == sum(partition.rows for partition in core.partitions.values())
+    _validate_blocks(core)
+    for partition in core.partitions.values():
+        _validate_rows(partition)
+        for subscription in partition.subscriptions.values():
+            _validate_subscription(core, partition, subscription)
+    if core.sample_capacity is not None:
+        assert core.rows <= core.sample_capacity
+    assert len(core.room) == len(list(core.room))
+    _validate_lines(core)
+
+
+def _validate_blocks(core: ControlCore) -> None:
+    blocks = core.blocks
+    cells: Counter[int] = Counter()
+    for partition in core.partitions.values():
+        own: set[int] = set()
+        for family in partition.fields.families:
+            slots = np.abs(family.slot.array[: partition.table.used])
+            for slot in slots[slots != 0].tolist():
+                cells[slot] += len(family.fields)
+                own.add(slot)
+        assert partition.nbytes == sum(blocks.nbytes.items[slot] for slot in own)
+    live = blocks.live_slots().tolist()
+    assert live == sorted(cells), "blocks are live exactly while a cell refers to them"
+    assert all(blocks.cells.items[slot] == count for slot, count in cells.items())
+    assert blocks.count == len(live)
+    schemas = Counter(blocks.schema.items[slot] for slot in live)
+    assert len(schemas) == len(blocks.schemas)
+    assert all(blocks.schemas[number].blocks == count for number, count in schemas.items())
+
+
+def _validate_rows(partition: Partition) -> None:
+    used = partition.table.used
+    alive = partition.alive.array[:used] == 1
+    assert partition.rows == alive.sum()
+    dead = ~alive
+    columns = [task.taken for task in partition.tasks.values()] + [family.slot for family in partition.fields.families]
+    assert not any(column.array[:used][dead].any() for column in columns), "cleared rows keep nothing"
+    assert all(partition.base <= ordinal < partition.base + used for ordinal in partition.tags)
+    if partition.key_of is None:
+        assert not partition.keys
+    else:
+        assert len(partition.key_of) == used
+        by_ordinal = {ordinal: key for ordinal, key in enumerate(partition.key_of, partition.base) if key is not None}
+        assert by_ordinal == {ordinal: key for key, ordinal in partition.keys.items()}
+    everything = slice(0, used)
+    raw = partition.encode(everything)
+    assert to_runs(partition.find_indexes(raw)[alive], 0) == to_runs(np.flatnonzero(alive), 0)
+    assert sorted(partition.fields.family_of) == partition.fields.sorted_names
+    assert all(name in family.fields for name, family in partition.fields.family_of.items())
+
+
+def _validate_subscription(core: ControlCore, partition: Partition, subscription: Subscription) -> None:
+    names = set(subscription.names)
+    assert set(subscription.selection.unknown) == names - set(partition.fields.family_of)
+    expected = np.zeros(0, np.int64)
+    if not subscription.selection.unknown:
+        expected = np.flatnonzero(partition.ready_mask(subscription))
+    assert np.array_equal(subscription.ready.members(), expected)
+    group = core.serving.drawer.group
+    counts = Counter(((expected + partition.base) // group).tolist())
+    assert subscription.ready.available == group * sum(count == group for count in counts.values())
+
+
+def _validate_lines(core: ControlCore) -> None:
+    """Nobody waits who could be served."""
+    planned = isinstance(core.sampler, PlannedSampler) and core.serving.drawer.planned is not None
+    for name, partition in core.partitions.items():
+        lines = core.room.lines(name)
+        for (_, task, names), line in lines.items():
+            subscription = partition.subscriptions[task, names]
+            assert subscription.waiting is line
+            if planned:
+                needs_rows = [waiter for waiter in line.values() if not waiter.waits_for_fields]
+                first = needs_rows[0].draw if needs_rows else None
+                assert first is None or first.rows > subscription.ready.available
+        for subscription in partition.subscriptions.values():
+            assert not subscription.waiting or (name, subscription.task.name, subscription.names) in lines

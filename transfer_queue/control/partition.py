@@ -1,0 +1,416 @@
+"""One partition: its rows, what is known of each, and every way in which that changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.control.arrays import Ints, Rows, Table, as_positions, compact, row_count, to_runs
+from transfer_queue.control.blocks import BlockTable
+from transfer_queue.control.commands import BlockRef
+from transfer_queue.control.effects import EffectLog
+from transfer_queue.control.families import Family, FieldTable, Layout
+from transfer_queue.control.indexes import IndexMap, IndexSpace, decode_indexes
+from transfer_queue.control.plain import copy_plain, copy_tag
+from transfer_queue.control.ready import make_ready_queue
+from transfer_queue.control.records import (
+    BatchAssigned,
+    CellsWritten,
+    ConsumptionReset,
+    RowsCleared,
+    RowsConsumed,
+    RowsCreated,
+    TagsMerged,
+)
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.control.subscription import CONSUMED, FREE, PROMISED, Subscription, Task
+
+__all__ = ["Partition"]
+
+_MAX_SUBSCRIPTIONS = 256
+_MAX_CACHED = 1024
+_TRIM_FROM = 1024
+
+
+class Partition:
+    """Rows are addressed by *position*: their ordinal (place in the order of creation) less ``base``, the number of
+    rows already dropped from the front. Positions hold within one command; what is kept across commands is ordinals.
+
+    The methods below "changes" are the only ones that change state. They take checked arguments and cannot fail.
+    """
+
+    def __init__(self, name: str, space: IndexSpace, blocks: BlockTable, log: EffectLog, group: int) -> None:
+        self.name = name
+        self.indexes = IndexMap(space)
+        self.blocks = blocks
+        self.log = log
+        self.group = group
+        self.base = 0
+        self.rows = 0  # that exist
+        self.nbytes = 0
+        self.table = Table()
+        self.alive = self.table.add_column(np.uint8)
+        self.fields = FieldTable(self.table)
+        self.keys: dict[str, int] = {}
+        self.key_of: list[str | None] | None = None  # by position; None: no row ever had a key
+        self.tags: dict[int, dict[str, Any]] = {}
+        self.tasks: dict[str, Task] = {}
+        self.subscriptions: dict[tuple[str, tuple[str, ...]], Subscription] = {}
+        self._asked: dict[tuple[str, tuple[str, ...]], Subscription] = {}
+        self._layouts: dict[bytes, Layout] = {}
+        self._uses = 0
+
+    # -------------------------------------------------------------------------------------------------- questions
+
+    def find_keys(self, keys: list[str]) -> Ints:
+        """Positions; -1 for unknown keys."""
+        get = self.keys.get
+        unknown = self.base - 1
+        return np.array([get(key, unknown) for key in keys], np.int64) - self.base
+
+    def find_indexes(self, raw: bytes) -> Ints:
+        """Positions of i64 bytes; negative for rows that do not exist."""
+        if len(raw) == 8:
+            position = self.indexes.ordinal(int.from_bytes(raw, "little", signed=True)) - self.base
+            exists = 0 <= position < self.table.used and self.alive.items[position]
+            return np.array([position if exists else -1], np.int64)
+        return self.find(decode_indexes(raw))
+
+    def find(self, indexes: Ints) -> Ints:
+        """As `find_indexes`, from an array."""
+        positions = self.indexes.ordinals(indexes) - self.base
+        outside = (positions < 0) | (positions >= self.table.used)
+        if bool(outside.any()):
+            positions[outside] = 0
+            outside |= self.alive.array[positions] == 0
+        else:
+            outside = self.alive.array[positions] == 0
+        positions[outside] = -1
+        return positions
+
+    def all_rows(self) -> Rows:
+        if self.rows == self.table.used:
+            return slice(0, self.rows)
+        return compact(np.flatnonzero(self.alive.array[: self.table.used]))
+
+    def encode(self, rows: Rows) -> bytes:
+        return self.indexes.encode(rows, self.base)
+
+    def keys_at(self, rows: Rows) -> list[str | None] | None:
+        """None if the partition has no keys at all."""
+        if self.key_of is None:
+            return None
+        if isinstance(rows, slice):
+            return self.key_of[rows]
+        key_of = self.key_of
+        return [key_of[position] for position in rows.tolist()]
+
+    def tags_at(self, rows: Rows) -> list[dict[str, Any]]:
+        """Copies, one a row; an empty list if the partition has no tags at all."""
+        if not self.tags:
+            return []
+        get, nothing = self.tags.get, dict[str, Any]()
+        return [copy_tag(get(ordinal, nothing)) for ordinal in (as_positions(rows) + self.base).tolist()]
+
+    def lost_rows(self, rows: Rows, families: list[Family]) -> Ints:
+        """Those of ``rows`` that lost a cell of these families."""
+        lost = np.zeros(row_count(rows), np.bool_)
+        for family in families:
+            lost |= family.slot.array[rows] < 0
+        return as_positions(rows)[lost]
+
+    # ---------------------------------------------------------------------------------------------- subscriptions
+
+    def layout(self, fields: list[FieldSchema]) -> Layout:
+        """The layout of a put; registers its fields."""
+        key = msgspec.msgpack.encode(fields)
+        layout = self._layouts.get(key)
+        if layout is None:
+            families, changed = self.fields.arrange(field.name for field in fields)
+            if changed:
+                self._fields_changed()
+            if len(self._layouts) >= _MAX_CACHED:
+                self._layouts.clear()
+            interested = []
+            for subscription in self.subscriptions.values():
+                wanted = [] if subscription.selection.unknown else subscription.selection.families
+                others = [family for family in wanted if family not in families]
+                if len(others) < len(wanted):
+                    interested.append((subscription, others))
+            layout = self._layouts[key] = Layout(self.blocks.schemas.new(fields), families, interested)
+        return layout
+
+    def has_layout(self, fields: list[FieldSchema]) -> bool:
+        return msgspec.msgpack.encode(fields) in self._layouts
+
+    def _fields_changed(self) -> None:
+        self._layouts.clear()
+        for subscription in self.subscriptions.values():
+            subscription.selection = self.fields.select(subscription.names)
+
+    def task(self, name: str) -> Task:
+        task = self.tasks.get(name)
+        if task is None:
+            task = self.tasks[name] = Task(name, self.table.add_column(np.uint8))
+        return task
+
+    def subscribe(self, task_name: str, fields: tuple[str, ...]) -> Subscription:
+        """The subscription of a task to some fields, filled with what is ready if it is new."""
+        self._uses += 1
+        subscription = self._asked.get((task_name, fields))
+        if subscription is None:
+            names = tuple(sorted(set(fields)))
+            subscription = self.subscriptions.get((task_name, names))
+            if subscription is None:
+                subscription = self._add_subscription(self.task(task_name), names)
+            if len(self._asked) >= _MAX_CACHED:
+                self._asked.clear()
+            self._asked[task_name, fields] = subscription
+        subscription.last_use = self._uses
+        return subscription
+
+    def _add_subscription(self, task: Task, names: tuple[str, ...]) -> Subscription:
+        if len(self.subscriptions) >= _MAX_SUBSCRIPTIONS:
+            idle = [s for s in self.subscriptions.values() if not s.waiting]
+            if idle:
+                self._drop_subscription(min(idle, key=lambda s: s.last_use))
+        ready = make_ready_queue(self.table.capacity, self.group, self.base % self.group)
+        subscription = Subscription(task, names, self.fields.select(names), ready)
+        self.subscriptions[task.name, names] = subscription
+        task.subscriptions.append(subscription)
+        self._fill(subscription)
+        self._layouts.clear()
+        return subscription
+
+    def _drop_subscription(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.task.name, subscription.names]
+        subscription.task.subscriptions.remove(subscription)
+        self._asked.clear()
+        self._layouts.clear()
+
+    def _fill(self, subscription: Subscription) -> None:
+        """Make the ready queue anew from the state of the rows."""
+        subscription.ready = make_ready_queue(self.table.capacity, self.group, self.base % self.group)
+        if not subscription.selection.unknown:
+            subscription.ready.add(compact(np.flatnonzero(self.ready_mask(subscription))))
+
+    def ready_mask(self, subscription: Subscription) -> NDArray[np.bool_]:
+        used = self.table.used
+        mask: NDArray[np.bool_] = (self.alive.array[:used] == 1) & (subscription.task.taken.array[:used] == FREE)
+        for family in subscription.selection.families:
+            mask &= family.slot.array[:used] > 0
+        return mask
+
+    def regroup(self, group: int) -> None:
+        """Another sampler draws rows in groups of this size from now on."""
+        self.group = group
+        for subscription in self.subscriptions.values():
+            self._fill(subscription)
+
+    # ---------------------------------------------------------------------------------------------------- changes
+
+    def create(self, count: int, keys: list[str] | None) -> slice:
+        """Append rows; ``keys`` are new and distinct."""
+        capacity = self.table.capacity
+        first = self.table.extend(count)
+        if self.table.capacity != capacity:
+            for subscription in self.subscriptions.values():
+                subscription.ready.resize(self.table.capacity)
+        ordinal = first + self.base
+        self.indexes.cover(ordinal + count)
+        if count == 1:
+            self.alive.items[first] = 1
+        else:
+            self.alive.array[first : first + count] = 1
+        self.rows += count
+        if keys is not None:
+            if self.key_of is None:
+                self.key_of = [None] * first
+            self.key_of.extend(keys)
+            if count == 1:
+                self.keys[keys[0]] = ordinal
+            else:
+                self.keys.update(zip(keys, range(ordinal, ordinal + count), strict=True))
+        elif self.key_of is not None:
+            self.key_of.extend([None] * count)
+        if self.log.journaling:
+            self.log.record(RowsCreated(self.name, count, keys))
+        return slice(first, first + count)
+
+    def write(
+        self, rows: Rows, fields: list[FieldSchema], refs: list[BlockRef], lengths: dict[str, bytes], fresh: bool
+    ) -> list[Subscription]:
+        """The fields of ``rows`` lie in the blocks ``refs`` now. ``fresh``: the rows were created for this put.
+        Returns the subscriptions that may have grown."""
+        layout = self.layout(fields)
+        if not fresh:
+            for family in layout.families:
+                self.nbytes -= self.blocks.release(family.slot.array[rows], len(family.fields))
+        if isinstance(rows, slice):
+            slots = self._add_blocks(layout, refs, rows.start + self.base)
+            if rows.stop - rows.start == 1:
+                assert isinstance(slots, int)
+                for family in layout.families:
+                    family.slot.items[rows.start] = slots
+            else:
+                for family in layout.families:
+                    family.slot.array[rows] = slots
+        else:
+            slots = self._add_blocks(layout, refs, None)
+            in_block = np.concatenate([np.arange(ref.rows, dtype=np.int32) for ref in refs])
+            for family in layout.families:
+                family.slot.array[rows] = slots
+                self.fields.row_column(family).array[rows] = in_block
+        if lengths or self.fields.lengths:
+            self.fields.write_lengths(layout.names, lengths, rows, fresh)
+        for subscription, others in layout.subscriptions:
+            subscription.enter(rows, others, fresh)
+        if self.log.journaling:
+            self.log.record(CellsWritten(self.name, to_runs(rows, self.base), fields, refs, lengths))
+        return [subscription for subscription, _ in layout.subscriptions]
+
+    def _add_blocks(self, layout: Layout, refs: list[BlockRef], first: int | None) -> NDArray[np.int32] | int:
+        """Slots of the rows of a put, one number if they are all the same. ``first``: ordinal of its first row, if its
+        rows are consecutive."""
+        slots = []
+        for ref in refs:
+            start = -1 if first is None else first + ref.row_start
+            slots.append(self.blocks.add(ref, start, ref.rows * layout.size, layout.schema))
+            self.nbytes += ref.nbytes
+        if len(slots) == 1:
+            return slots[0]
+        return np.repeat(np.array(slots, np.int32), [ref.rows for ref in refs])
+
+    def merge_tags(self, rows: Rows, tags: list[dict[str, Any]]) -> None:
+        """Top-level entries replace those of the same name; stored tags are never changed in place."""
+        for ordinal, tag in zip((as_positions(rows) + self.base).tolist(), tags, strict=True):
+            if tag:
+                old = self.tags.get(ordinal)
+                self.tags[ordinal] = copy_tag(tag) if old is None else {**old, **copy_tag(tag)}
+        if self.log.journaling:
+            self.log.record(TagsMerged(self.name, to_runs(rows, self.base), copy_plain(tags)))
+
+    def consume(self, task: Task, rows: Rows, state: int, drawn_from: Subscription | None = None) -> None:
+        """``task`` took the rows. ``drawn_from``: the subscription whose queue they already left."""
+        if isinstance(rows, slice) and rows.stop - rows.start == 1:
+            task.taken.items[rows.start] = state
+        else:
+            task.taken.array[rows] = state
+        for subscription in task.subscriptions:
+            if subscription is not drawn_from:
+                subscription.ready.discard(rows)
+        if self.log.journaling:
+            self.log.record(RowsConsumed(self.name, task.name, to_runs(rows, self.base), state))
+
+    def assign(self, task: Task, rank: int, batch: int | str, rows: Rows) -> None:
+        """Remember what a rank gets for one of its batches."""
+        task.deals += 1
+        task.batches[rank, batch] = (
+            slice(rows.start + self.base, rows.stop + self.base) if isinstance(rows, slice) else rows + self.base
+        )
+        if self.log.journaling:
+            self.log.record(BatchAssigned(self.name, task.name, rank, batch, to_runs(rows, self.base)))
+
+    def reset(self, task_name: str | None) -> None:
+        """Nothing is taken any more, by one task or by all."""
+        for task in self.tasks.values():
+            if task_name is None or task.name == task_name:
+                task.taken.array[: self.table.used] = FREE
+                task.batches.clear()
+                for subscription in task.subscriptions:
+                    self._fill(subscription)
+        if self.log.journaling:
+            self.log.record(ConsumptionReset(self.name, task_name))
+
+    def clear(self, rows: Rows) -> None:
+        """Forget existing, distinct rows."""
+        if self.log.journaling:
+            self.log.record(RowsCleared(self.name, to_runs(rows, self.base)))
+        for family in self.fields.families:
+            self.nbytes -= self.blocks.release(family.slot.array[rows], len(family.fields))
+            family.slot.array[rows] = 0
+        for column in self.fields.lengths.values():
+            column.array[rows] = 0
+        for subscription in self.subscriptions.values():
+            subscription.ready.discard(rows)
+        for task in self.tasks.values():
+            task.taken.array[rows] = FREE
+        self.alive.array[rows] = 0
+        self.rows -= row_count(rows)
+        positions = as_positions(rows).tolist()
+        if self.key_of is not None:
+            for position in positions:
+                key = self.key_of[position]
+                if key is not None:
+                    del self.keys[key]
+                    self.key_of[position] = None
+        if self.tags:
+            for position in positions:
+                self.tags.pop(position + self.base, None)
+        self._trim()
+
+    def drop(self) -> None:
+        """Free all blocks: the partition itself goes away."""
+        used = self.table.used
+        for family in self.fields.families:
+            self.blocks.release(family.slot.array[:used], len(family.fields))
+
+    def _trim(self) -> None:
+        """Drop cleared rows from the front once they are half of all; each row is moved O(1) times on average."""
+        used = self.table.used
+        if used < _TRIM_FROM or self.rows * 2 > used:
+            return
+        gone = int(self.alive.array[:used].view(np.bool_).argmax()) if self.rows else used
+        if gone * 2 < used:
+            return
+        self.table.drop_front(gone)
+        self.base += gone
+        if self.key_of is not None:
+            del self.key_of[:gone]
+        for task in self.tasks.values():
+            for key, rows in task.batches.items():
+                if _last(rows) < self.base:
+                    task.batches[key] = slice(0, 0)  # that it was dealt must be remembered, its rows need not
+        for subscription in self.subscriptions.values():
+            self._fill(subscription)
+
+    # ----------------------------------------------------------------------------------------------- storage units
+
+    def lose(self, lost: NDArray[np.bool_]) -> None:
+        """The blocks whose slots are marked in ``lost`` are gone with their unit."""
+        for family in self.fields.families:
+            slots = family.slot.array[: self.table.used]
+            hit = np.flatnonzero(lost[slots.clip(0)])
+            if len(hit):
+                slots[hit] = -slots[hit]
+                for subscription in self.subscriptions.values():
+                    if family in subscription.selection.families:
+                        subscription.ready.discard(compact(hit))
+
+    def restore(self, found: NDArray[np.bool_]) -> list[Subscription]:
+        """The blocks marked in ``found`` are there again. Returns the subscriptions that may have grown."""
+        grown: dict[int, Subscription] = {}
+        for family in self.fields.families:
+            slots = family.slot.array[: self.table.used]
+            hit = np.flatnonzero(found[(-slots).clip(0)])
+            slots[hit] = -slots[hit]
+            for subscription in self.subscriptions.values():
+                if len(hit) and family in subscription.selection.families and not subscription.selection.unknown:
+                    subscription.enter(compact(hit), subscription.selection.families, False)
+                    grown[id(subscription)] = subscription
+        return list(grown.values())
+
+    def consumed(self, task: Task) -> NDArray[np.bool_]:
+        """By position: handed out to ``task``."""
+        mask: NDArray[np.bool_] = task.taken.array[: self.table.used] == CONSUMED
+        return mask
+
+    def promised(self, task: Task) -> int:
+        return int((task.taken.array[: self.table.used] == PROMISED).sum())
+
+
+def _last(ordinals: Rows) -> int:
+    return int(ordinals.stop - 1 if isinstance(ordinals, slice) else ordinals.max())

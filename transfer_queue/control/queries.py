@@ -1,0 +1,189 @@
+"""Commands that only look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
+from transfer_queue.control.batches import EMPTY_BATCH, make_batch
+from transfer_queue.control.commands import Batch, ConsumptionStatus, KeysOf, Lookup, ProductionStatus, StatusArrays
+from transfer_queue.control.indexes import decode_indexes
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.plain import copy_tag
+from transfer_queue.control.puts import name_some
+from transfer_queue.control.subscription import CONSUMED
+from transfer_queue.errors import (
+    DataLostError,
+    InvalidInputError,
+    KeyNotFoundError,
+    NotReadyError,
+    RequestError,
+    StorageKeyNotFoundError,
+    UnknownPartitionError,
+)
+
+__all__ = ["consumption_status", "count_rows", "keys_of", "lookup", "production_status", "tagged_keys"]
+
+
+def lookup(partition: Partition | None, command: Lookup) -> Batch:
+    if command.keys is not None and command.indexes is not None:
+        raise InvalidInputError("a lookup names rows by keys or by indexes, not both")
+    if command.keys is not None and not command.keys:
+        raise InvalidInputError("keys is an empty list")
+    if partition is None:
+        return _lookup_nowhere(command)
+    rows = _find(partition, command)
+    if command.fields is None:
+        names = tuple(partition.fields.complete_names(rows))
+    else:
+        names = tuple(command.fields)
+    selection = partition.fields.select(names)
+    if command.require_ready:
+        _require(partition, rows, command)
+    return make_batch(partition, rows, selection, locate=command.locate, ready=False)
+
+
+def _lookup_nowhere(command: Lookup) -> Batch:
+    name = command.partition
+    if command.keys is None and command.indexes is None:
+        raise UnknownPartitionError(f"partition {name!r} not found")
+    if command.partial:
+        return EMPTY_BATCH
+    if command.keys is not None:
+        raise KeyNotFoundError(f"keys {name_some(command.keys)} not found: there is no partition {name!r}")
+    raise StorageKeyNotFoundError(f"rows not found: there is no partition {name!r}; it may have been cleared")
+
+
+def _find(partition: Partition, command: Lookup) -> Rows:
+    if command.keys is not None:
+        asked: list[Any] | Ints = command.keys
+        positions = partition.find_keys(command.keys)
+    elif command.indexes is not None:
+        asked = decode_indexes(command.indexes)
+        positions = partition.find_indexes(command.indexes)
+    else:
+        return partition.all_rows()
+    missing = positions < 0
+    if bool(missing.any()):
+        if not command.partial:
+            absent = [item for item, gone in zip(asked, missing.tolist(), strict=True) if gone]
+            if command.keys is not None:
+                raise KeyNotFoundError(f"keys {name_some(absent)} not found in partition {command.partition!r}")
+            absent = [int(index) for index in absent]
+            raise StorageKeyNotFoundError(f"rows {name_some(absent)} not found in partition {command.partition!r}")
+        positions = positions[~missing]
+    return compact(positions)
+
+
+def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
+    """Raise unless all rows have the asked fields, or, if none are named, at least one field each."""
+    names = command.fields
+    families = (
+        partition.fields.families if names is None else partition.fields.select(tuple(dict.fromkeys(names))).families
+    )
+    lost = partition.lost_rows(rows, families)
+    if len(lost):
+        raise DataLostError(
+            f"{len(lost)} of {row_count(rows)} rows of partition {command.partition!r} were lost with their storage "
+            f"unit: {_describe(partition, lost)}; write them again or clear them"
+        )
+    if names is None:
+        some = np.zeros(row_count(rows), np.bool_)
+        for family in families:
+            some |= family.slot.array[rows] > 0
+        if not bool(some.all()):
+            lacking = as_positions(rows)[~some]
+            raise NotReadyError(
+                f"rows are not ready: {_describe(partition, lacking)} of partition {command.partition!r} have no data"
+            )
+        return
+    for name in names:
+        if (owner := partition.fields.family_of.get(name)) is None:
+            raise NotReadyError(
+                f"field {name!r} is not ready: nobody has written it to partition {command.partition!r}"
+            )
+        lacking = as_positions(rows)[owner.slot.array[rows] <= 0]
+        if len(lacking):
+            raise NotReadyError(
+                f"field {name!r} is not ready for {_describe(partition, lacking)} of partition {command.partition!r}"
+            )
+
+
+def _describe(partition: Partition, positions: Ints) -> str:
+    keys = partition.keys_at(positions)
+    if keys is not None and None not in keys:
+        return "keys " + name_some([str(key) for key in keys])
+    return "rows " + name_some(partition.indexes.indexes(positions, partition.base).tolist())
+
+
+def keys_of(partition: Partition | None, command: KeysOf) -> list[str]:
+    if partition is None:
+        raise UnknownPartitionError(f"no corresponding keys: there is no partition {command.partition!r}")
+    positions = partition.find_indexes(command.indexes)
+    keys = partition.keys_at(positions) if int(positions.min(initial=0)) >= 0 else None
+    if keys is None or None in keys:
+        without = [
+            int(index)
+            for index, position in zip(decode_indexes(command.indexes), positions.tolist(), strict=True)
+            if position < 0 or partition.key_of is None or partition.key_of[position] is None
+        ]
+        if without:
+            raise RequestError(
+                f"no corresponding keys in partition {command.partition!r} for rows {name_some(without)}"
+            )
+    return [str(key) for key in keys or []]
+
+
+def tagged_keys(partition: Partition) -> dict[str, dict[str, Any]]:
+    """Key -> a copy of its tag, in order of first registration."""
+    get, nothing = partition.tags.get, dict[str, Any]()
+    return {key: copy_tag(get(ordinal, nothing)) for key, ordinal in partition.keys.items()}
+
+
+def production_status(partition: Partition | None, command: ProductionStatus) -> StatusArrays:
+    wanted = set(command.fields)
+    if partition is None or not wanted or not wanted.issubset(partition.fields.family_of):
+        return StatusArrays()
+    rows = partition.all_rows()
+    columns = [name for name in partition.fields.family_of if name in wanted]
+    status = np.empty((row_count(rows), len(columns)), np.int8)
+    for family in partition.fields.families:
+        ready = None
+        for column, name in enumerate(columns):
+            if name in family.fields:
+                ready = family.slot.array[rows] > 0 if ready is None else ready
+                status[:, column] = ready
+    return StatusArrays(partition.encode(rows), status.tobytes(), columns)
+
+
+def consumption_status(partition: Partition | None, command: ConsumptionStatus) -> StatusArrays:
+    if partition is None:
+        return StatusArrays()
+    rows = partition.all_rows()
+    task = partition.tasks.get(command.task)
+    status = bytes(row_count(rows)) if task is None else (task.taken.array[rows] == CONSUMED).tobytes()
+    return StatusArrays(partition.encode(rows), status, [command.task])
+
+
+def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
+    """Counts of one partition for people and metrics."""
+    rows = partition.all_rows()
+    return {
+        "rows": partition.rows,
+        "keys": len(partition.keys),
+        "bytes": partition.nbytes,
+        "fields": {
+            name: int((family.slot.array[rows] > 0).sum()) for name, family in partition.fields.family_of.items()
+        },
+        "lost": len(partition.lost_rows(rows, partition.fields.families)),
+        "tasks": {
+            task.name: {
+                "consumed": int(partition.consumed(task).sum()),
+                "promised": partition.promised(task),
+            }
+            for task in partition.tasks.values()
+        },
+        "waiting": waiting,
+    }

@@ -1,0 +1,106 @@
+"""Journal records: what happened, not what was asked for, so that replay never calls a sampler.
+
+Rows are given by *ordinal*, their position in the order of creation within the partition's life, as runs
+``[start, stop, start, stop, …]`` in the order meant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from transfer_queue.control.commands import BlockRef
+from transfer_queue.control.schema import FieldSchema
+
+__all__ = [
+    "BatchAssigned",
+    "CellsWritten",
+    "ConsumptionReset",
+    "PartitionCleared",
+    "PartitionCreated",
+    "Record",
+    "RowsCleared",
+    "RowsConsumed",
+    "RowsCreated",
+    "TagsMerged",
+    "UnitJoined",
+    "UnitLost",
+]
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all records."""
+
+
+class PartitionCreated(Record, frozen=True, tag=True):
+    partition: str
+
+
+class PartitionCleared(Record, frozen=True, tag=True):
+    partition: str
+
+
+class RowsCreated(Record, frozen=True, tag=True, omit_defaults=True):
+    """``count`` rows appended to the partition, with these keys if given."""
+
+    partition: str
+    count: int
+    keys: list[str] | None = None
+
+
+class CellsWritten(Record, frozen=True, tag=True, omit_defaults=True):
+    """The fields of the rows lie in ``blocks`` now. ``lengths`` as in Commit."""
+
+    partition: str
+    rows: list[int]
+    fields: list[FieldSchema]
+    blocks: list[BlockRef]
+    lengths: dict[str, bytes] = {}
+
+
+class TagsMerged(Record, frozen=True, tag=True):
+    partition: str
+    rows: list[int]
+    tags: list[dict[str, Any]]
+
+
+class RowsConsumed(Record, frozen=True, tag=True):
+    """``task`` took the rows; ``state`` 1: handed out, 2: promised to a rank that has not asked yet."""
+
+    partition: str
+    task: str
+    rows: list[int]
+    state: int
+
+
+class BatchAssigned(Record, frozen=True, tag=True):
+    """The rows are what ``rank`` of ``task`` gets for its batch ``batch``, each time it asks."""
+
+    partition: str
+    task: str
+    rank: int
+    batch: int | str
+    rows: list[int]
+
+
+class ConsumptionReset(Record, frozen=True, tag=True, omit_defaults=True):
+    partition: str
+    task: str | None = None
+
+
+class RowsCleared(Record, frozen=True, tag=True):
+    partition: str
+    rows: list[int]
+
+
+class UnitLost(Record, frozen=True, tag=True):
+    unit: int
+
+
+class UnitJoined(Record, frozen=True, tag=True):
+    """``restored`` blocks turned out to be there, ``lost`` ones not."""
+
+    unit: int
+    restored: list[int]
+    lost: list[int]

@@ -1,0 +1,178 @@
+"""Fetches: answered at once, or parked and answered by the event that makes them satisfiable."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from transfer_queue.control.batches import EMPTY_BATCH
+from transfer_queue.control.commands import Batch, Fetch
+from transfer_queue.control.draws import Drawer, Outcome
+from transfer_queue.control.effects import PARKED, EffectLog, Parked
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.subscription import Subscription
+from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
+from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError, WaitTimeoutError
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """Waiters of one subscription are served in the order they came: with a built-in sampler the first one that lacks
+    rows holds up those behind it, unless their batch is dealt already. What a user's sampler will do is not known
+    beforehand, so with one each waiter is tried on its own. Other subscriptions never notice."""
+
+    def __init__(self, room: WaitRoom, log: EffectLog, drawer: Drawer, polling: bool) -> None:
+        self.drawer = drawer
+        self.polling = polling
+        self._room = room
+        self._log = log
+
+    def fetch(
+        self, command: Fetch, partition: Partition | None, now: float, client: int, request: int
+    ) -> Batch | Parked:
+        if not command.task:
+            raise RequestError("a fetch needs a task_name: rows are consumed once by each task")
+        if command.batch_size < 1:
+            raise InvalidInputError(f"batch_size must be positive; got {command.batch_size}")
+        if not command.fields:
+            raise InvalidInputError("a fetch must name at least one field")
+        draw = self.drawer.plan(command)
+        subscription = None
+        lacks_fields = False
+        if partition is not None:
+            subscription = partition.subscribe(command.task, tuple(command.fields))
+            may_take = not subscription.waiting or self._nobody_needs_rows(subscription)
+            deals = subscription.task.deals
+            outcome = self.drawer.draw(partition, subscription, command, draw, may_take)
+            if not isinstance(outcome, Outcome):
+                if subscription.task.deals != deals:
+                    self.serve(partition, subscription.task.subscriptions)
+                return outcome
+            lacks_fields = outcome.waits_for_fields
+        if self.polling or not command.timeout_s > 0:
+            return EMPTY_BATCH
+        if self._room.find(client, request) is not None:
+            raise RequestError(f"request {request} of client {client} is waiting already")
+        key = (command.partition, command.task, tuple(sorted(set(command.fields))))
+        waiter = Waiter(command, client, request, now, now + command.timeout_s, draw, key)
+        line = self._room.add(waiter)
+        if subscription is not None:
+            subscription.waiting = line
+            waiter.waits_for_fields = lacks_fields
+            subscription.lacking |= lacks_fields
+        return PARKED
+
+    def adopt(self, partition: Partition) -> None:
+        """The partition came into being: connect those who wait for it."""
+        for (_, task, names), line in self._room.lines(partition.name).items():
+            partition.subscribe(task, names).waiting = line
+            for waiter in line.values():
+                waiter.waits_for_fields = False  # of rows that went with the former partition of the name
+
+    def serve(self, partition: Partition, grown: Iterable[Subscription]) -> None:
+        """Answer the waiters that can be answered now that these subscriptions may have more rows."""
+        work = deque(subscription for subscription in grown if subscription.waiting)
+        while work:
+            subscription = work.popleft()
+            if self._serve_line(partition, subscription):
+                work.extend(other for other in subscription.task.subscriptions if other.waiting)
+
+    def serve_lacking(self, partition: Partition) -> None:
+        """Rows went away: tell those who wait for fields of rows that they were dealt."""
+        self.serve(partition, [s for s in partition.subscriptions.values() if s.lacking])
+
+    def _serve_line(self, partition: Partition, subscription: Subscription) -> bool:
+        """Returns whether batches were dealt, which may be what other waiters of the task wait for."""
+        line, task, deals = subscription.waiting, subscription.task, subscription.task.deals
+        planned = self.drawer.planned is not None
+        while planned and line and not _has_batch(first := next(iter(line.values()))):
+            if not self._try(partition, subscription, first, True):
+                break
+        if not line:
+            return False
+        if planned and not subscription.lacking and subscription.deals_seen == deals:
+            draw = next(iter(line.values())).draw
+            if draw is not None and draw.rows > subscription.ready.available:
+                return False  # nothing changed for anyone in this line
+        may_take, subscription.lacking = True, False
+        for waiter in list(line.values()):
+            if not self._try(partition, subscription, waiter, may_take):
+                subscription.lacking |= waiter.waits_for_fields
+                may_take = may_take and (waiter.waits_for_fields or not planned)
+        subscription.deals_seen = deals
+        return task.deals != deals
+
+    def _try(self, partition: Partition, subscription: Subscription, waiter: Waiter, may_take: bool) -> bool:
+        """Returns whether the waiter got its answer."""
+        command = waiter.command
+        assert isinstance(command, Fetch)
+        self._log.origin = (waiter.client, waiter.request)
+        try:
+            outcome = self.drawer.draw(partition, subscription, command, waiter.draw, may_take)
+        except TransferQueueError as error:
+            self._room.remove(waiter)
+            self._log.answer(waiter.client, waiter.request, error)
+            return True
+        if isinstance(outcome, Outcome):
+            waiter.waits_for_fields = outcome.waits_for_fields
+            return False
+        self._room.remove(waiter)
+        self._log.answer(waiter.client, waiter.request, outcome)
+        return True
+
+    def _nobody_needs_rows(self, subscription: Subscription) -> bool:
+        if self.drawer.planned is None:
+            return True
+        line = subscription.waiting
+        return not line or all(waiter.waits_for_fields for waiter in line.values())
+
+    # --------------------------------------------------------------------------------------------------- timeouts
+
+    def timeout_error(
+        self, waiter: Waiter, partition: Partition | None, known: dict[LineKey | None, str]
+    ) -> WaitTimeoutError:
+        """``known``: what was found out for other waiters of the same moment, by subscription; looking costs time in
+        proportion to the partition."""
+        command = waiter.command
+        assert isinstance(command, Fetch)
+        if waiter.key not in known:
+            known[waiter.key] = "0 are ready: the partition does not exist"
+            if partition is not None:
+                known[waiter.key] = self._shortfall(command, partition)
+        shortfall = known[waiter.key]
+        line = self._room.lines(command.partition)[waiter.key] if waiter.key else {}
+        ahead = next(iter(line.values()), waiter)
+        if ahead is not waiter and isinstance(ahead.command, Fetch) and self.drawer.planned is not None:
+            shortfall += f"; an earlier request for {ahead.command.batch_size} rows waits in front"
+        waited = f"{waiter.deadline - waiter.since:g} s" if waiter.deadline < math.inf else "a while"
+        return WaitTimeoutError(
+            f"Timeout: task {command.task!r} waited {waited} for {command.batch_size} rows of partition "
+            f"{command.partition!r} with fields {list(command.fields)}; {shortfall}"
+        )
+
+    def _shortfall(self, command: Fetch, partition: Partition) -> str:
+        subscription = partition.subscribe(command.task, tuple(command.fields))
+        rows = partition.all_rows()
+        causes = [f"{subscription.ready.available} are ready"]
+        if self.drawer.group > 1:
+            causes[0] += f" in complete groups of {self.drawer.group}"
+        taken = int((subscription.task.taken.array[rows] != 0).sum())
+        if taken:
+            causes.append(f"{taken} of {partition.rows} were consumed before")
+        for name in dict.fromkeys(command.fields):
+            family = partition.fields.family_of.get(name)
+            missing = partition.rows if family is None else int((family.slot.array[rows] <= 0).sum())
+            if missing:
+                causes.append(f"{name!r} is missing on {missing} of {partition.rows}")
+            elif not partition.rows:
+                causes.append(f"{name!r} is missing: there are no rows")
+        lost = len(partition.lost_rows(rows, subscription.selection.families))
+        if lost:
+            causes.append(f"{lost} are lost with their storage unit")
+        return ", ".join(causes)
+
+
+def _has_batch(waiter: Waiter) -> bool:
+    return waiter.draw is not None and waiter.draw.batch is not None

@@ -1,0 +1,75 @@
+"""Subscriptions: what one task may still fetch, kept up to date as rows become ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transfer_queue.control.arrays import Column, Rows, as_positions
+from transfer_queue.control.families import Family, Selection
+from transfer_queue.control.ready import ReadyQueue
+
+if TYPE_CHECKING:
+    from transfer_queue.control.waiters import Line
+
+__all__ = ["CONSUMED", "FREE", "PROMISED", "Subscription", "Task"]
+
+FREE = 0
+CONSUMED = 1
+PROMISED = 2
+"""Drawn together with another rank's batch; becomes CONSUMED when its own rank asks."""
+
+
+class Task:
+    """A consumer of a partition. ``taken``: FREE, CONSUMED or PROMISED, a row each.
+
+    ``batches``: (rank, batch index) -> ordinals of the rows which that rank gets each time it asks for that batch.
+    """
+
+    __slots__ = ("batches", "deals", "name", "subscriptions", "taken")
+
+    def __init__(self, name: str, taken: Column) -> None:
+        self.name = name
+        self.taken = taken
+        self.batches: dict[tuple[int, int | str], Rows] = {}
+        self.deals = 0  # entries ever made in ``batches``
+        self.subscriptions: list[Subscription] = []
+
+
+class Subscription:
+    """Rows whose fields ``names`` are all there and that ``task`` has not taken: ``ready`` holds exactly those.
+
+    ``waiting``: the parked fetches. ``deals_seen``: the task's deals when they were last looked through, ``lacking``:
+    whether one of them waits for fields of rows that it was dealt.
+    """
+
+    __slots__ = ("deals_seen", "lacking", "last_use", "names", "ready", "selection", "task", "waiting")
+
+    def __init__(self, task: Task, names: tuple[str, ...], selection: Selection, ready: ReadyQueue) -> None:
+        self.task = task
+        self.names = names
+        self.selection = selection
+        self.ready = ready
+        self.waiting: Line | None = None
+        self.deals_seen = 0
+        self.lacking = False
+        self.last_use = 0
+
+    def enter(self, rows: Rows, others: list[Family], fresh: bool) -> None:
+        """Fields of ``rows`` were written; take in those that have the families ``others`` too. ``fresh``: the rows
+        are new, so that nobody can have taken them."""
+        if isinstance(rows, slice):
+            if rows.stop - rows.start == 1:
+                position = rows.start
+                for family in others:
+                    if family.slot.items[position] <= 0:
+                        return
+                if not self.task.taken.items[position]:
+                    self.ready.add(rows)
+                return
+            if fresh and not others:
+                self.ready.add(rows)
+                return
+        enters = self.task.taken.array[rows] == FREE
+        for family in others:
+            enters &= family.slot.array[rows] > 0
+        self.ready.add(rows if bool(enters.all()) else as_positions(rows)[enters])

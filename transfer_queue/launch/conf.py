@@ -1,0 +1,68 @@
+"""``init(conf)`` without a queue to attach to: local server processes from the settings of ``config.yaml``."""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_queue.config.document import parse_bytes
+from transfer_queue.errors import ConfigError, InvalidTypeError
+from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.sampler import BaseSampler
+
+__all__ = ["start_local"]
+
+
+def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack, DictConfig]:
+    """Start the queue that ``conf``, merged over the packaged defaults, describes; returns it and the merged settings.
+
+    Raises ConfigError before anything is started, StartError.
+    """
+    merged = _merged(conf)
+    kind = merged.backend.storage_backend
+    if kind != "SimpleStorage":
+        raise ConfigError(
+            f"backend.storage_backend: {kind!r} cannot be started by init(); start it with `tq up -f FILE` and attach "
+            "through TQ_CONFIG_FILE, or use SimpleStorage"
+        )
+    simple = merged.backend.SimpleStorage
+    name, arguments = _sampler(merged.controller.sampler)
+    plan = default_plan(
+        units=int(simple.num_data_storage_units),
+        unit_capacity=cast("int", parse_bytes(simple.unit_capacity)),
+        sampler=name,
+        sampler_args=arguments,
+        polling_mode=bool(merged.controller.polling_mode),
+        sample_capacity=simple.total_storage_size,
+    )
+    return LocalStack(plan).start(), merged
+
+
+def _merged(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:
+    flags = {"allow_objects": True}
+    packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
+    defaults = OmegaConf.create(packaged, flags=flags)
+    given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf or {}), flags=flags)
+    return cast("DictConfig", OmegaConf.merge(defaults, given))
+
+
+def _sampler(given: object) -> tuple[str, dict[str, Any]]:
+    """A sampler by name, class or instance as (name, arguments): it is made again in the controller's process."""
+    if isinstance(given, str):
+        return given, {}
+    kind = given if isinstance(given, type) else type(given)
+    if not issubclass(kind, BaseSampler):
+        raise InvalidTypeError(f"controller.sampler must be a sampler, its class or its name, not {kind.__name__}")
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise ConfigError(f"controller.sampler: {kind.__qualname__} must be defined at the top of an importable module")
+    arguments = {}
+    if not isinstance(given, type):
+        for name in inspect.signature(kind).parameters:
+            if not hasattr(given, name):
+                raise ConfigError(f"controller.sampler: {kind.__name__} must keep its argument {name} as an attribute")
+            arguments[name] = getattr(given, name)
+    return f"{kind.__module__}:{kind.__qualname__}", arguments

@@ -1,0 +1,165 @@
+"""The servers of a queue as child processes: ``tq up`` and ``init()`` without a cluster."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
+from transfer_queue.launch.plan import HOST, LocalPlan
+from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+
+if TYPE_CHECKING:
+    from transfer_queue.config.resource import Master
+    from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
+
+__all__ = ["LocalStack", "default_plan"]
+
+Progress = Callable[[str, float], None]
+"""Called with (what is serving now, seconds since the start)."""
+
+
+class LocalStack:
+    """The processes of a :class:`LocalPlan`, up together and down together.
+
+    They end with this process, however it ends. Logs are files in ``directory``; without one they go to a temporary
+    folder that :meth:`stop` removes.
+    """
+
+    def __init__(self, plan: LocalPlan, directory: Path | None = None, *, timeout_s: float = 60.0) -> None:
+        self.plan = plan
+        self._keep = directory is not None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="transferqueue-"))
+        self._timeout_s = timeout_s
+        self._master: MasterProcess | None = None
+        self._controller: ServerProcess | None = None
+        self._units: list[ServerProcess] = []
+
+    def start(self, progress: Progress = lambda what, after: None) -> LocalStack:
+        """Return when every process serves. Raises StartError with one line; then nothing is left running."""
+        began = time.monotonic()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:
+            undo.callback(self.stop)
+            if self.plan.master:
+                endpoints = self._start_master(self.plan.master)
+                self.plan = self.plan.with_backend_settings(endpoints.settings())
+                progress(f"mooncake_master at {endpoints.master_server_address}", time.monotonic() - began)
+            self._controller = self._spawn("controller", "controller", self.plan.controller)
+            for controller in wait_until_serving([self._controller], self._timeout_s):
+                progress(f"{controller.name} at {self.controller_address}", time.monotonic() - began)
+            for config in self.plan.unit_configs(self.controller_address):
+                self._units.append(self._spawn(config.name, "storage_unit", config))
+            for unit in wait_until_serving(self._units, self._timeout_s):
+                progress(f"{unit.name} ready", time.monotonic() - began)
+            undo.pop_all()
+        return self
+
+    def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
+        return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)
+
+    def _start_master(self, master: Master) -> MasterEndpoints:
+        from transfer_queue.storage.mooncake.master import MasterProcess
+        from transfer_queue.storage.mooncake.settings import MasterSettings
+
+        settings = MasterSettings(
+            host=HOST,
+            rpc_port=master.rpc_port,
+            http_metadata_port=master.http_metadata_port,
+            metrics_port=master.metrics_port,
+        )
+        self._master = MasterProcess(settings, self.directory / "mooncake_master.log")
+        return self._master.start()
+
+    @property
+    def controller_address(self) -> str:
+        """host:port that clients connect to."""
+        assert self._controller is not None, "the stack is not started"
+        return str(self._controller.address["address"])
+
+    @property
+    def attach_config(self) -> AttachConfig:
+        return self.plan.attach_config(self.controller_address)
+
+    def write_attach_config(self) -> Path:
+        """Write the file that ``TQ_CONFIG_FILE`` names for programs that use the queue; returns its path."""
+        path = self.directory / "attach.yaml"
+        path.write_text(yaml.safe_dump(self.attach_config.dump(), sort_keys=False))
+        return path
+
+    @property
+    def processes(self) -> list[ServerProcess]:
+        """Controller and storage units."""
+        return [process for process in (self._controller, *self._units) if process]
+
+    def failure(self) -> str | None:
+        """One line about the first process that ended on its own; None while all run."""
+        if self._master and self._master.poll() is not None:
+            return f"mooncake_master ended: {self._master.log_tail()}"
+        failures = (process.failure() for process in self.processes)
+        return next((failure for failure in failures if failure), None)
+
+    def stop(self) -> None:
+        """End every process, storage units first, so that none waits for one that is gone. Idempotent."""
+        stop_all(self._units)
+        if self._controller:
+            stop_all([self._controller])
+        if self._master:
+            self._master.stop()
+        self._units, self._controller, self._master = [], None, None
+        if not self._keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> LocalStack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def default_plan(
+    *,
+    units: int = 2,
+    unit_capacity: int = 2**30,
+    sampler: str = "SequentialSampler",
+    sampler_args: dict[str, Any] | None = None,
+    polling_mode: bool = False,
+    sample_capacity: int | None = None,
+) -> LocalPlan:
+    """What ``init()`` starts where no queue is found: memory storage on free ports, pickle allowed."""
+    return LocalPlan(
+        name="local",
+        controller=ControllerConfig(
+            name="local",
+            host=HOST,
+            port=0,
+            metrics_port=0,
+            sampler=SamplerChoice(name=sampler, args=sampler_args or {}),
+            polling_mode=polling_mode,
+            sample_capacity=sample_capacity,
+            expected_units=units,
+        ),
+        units=tuple(
+            StorageUnitConfig(
+                name=f"storage-{number}",
+                host=HOST,
+                port=0,
+                controller=["unknown:0"],
+                capacity=unit_capacity,
+                backend=BackendChoice(),
+            )
+            for number in range(units)
+        ),
+        allow_pickle=True,
+    )

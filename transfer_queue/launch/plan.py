@@ -1,0 +1,131 @@
+"""What runs where when a ``TransferQueue`` resource runs on one machine. Pure: settings in, settings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
+from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
+from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, TransferQueue
+from transfer_queue.errors import ConfigError
+
+__all__ = ["HOST", "LocalPlan", "plan_local", "with_backend"]
+
+HOST = "127.0.0.1"
+"""Where the servers listen: nothing of a local queue is reachable from other machines."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """Settings of the processes of one queue. ``master`` is None for backends without one."""
+
+    name: str
+    controller: ControllerConfig
+    units: tuple[StorageUnitConfig, ...]
+    """Their ``controller`` address is filled in when it is known: see :meth:`unit_configs`."""
+    master: Master | None = None
+    layout: str = "jagged"
+    allow_pickle: bool = False
+
+    def with_backend_settings(self, settings: dict[str, Any]) -> LocalPlan:
+        """The plan with further settings of the backend, for example the endpoints of a master that was started."""
+        choice = self.controller.backend
+        update = {"backend": choice.model_copy(update={"settings": {**choice.settings, **settings}})}
+        return replace(
+            self,
+            controller=self.controller.model_copy(update=update),
+            units=tuple(unit.model_copy(update=update) for unit in self.units),
+        )
+
+    def unit_configs(self, controller: str) -> list[StorageUnitConfig]:
+        """The storage units of a controller that serves at ``controller`` (host:port)."""
+        return [unit.model_copy(update={"controller": [controller]}) for unit in self.units]
+
+    def attach_config(self, controller: str) -> AttachConfig:
+        """What programs need to use the queue."""
+        return AttachConfig(
+            name=self.name,
+            controller=ControllerAddresses(addresses=[controller]),
+            layout="dense" if self.layout == "dense" else "jagged",
+            security=AttachSecurity(allow_pickle=self.allow_pickle),
+        )
+
+
+def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
+    """``resource`` with backend ``kind``; its own settings of that kind if it has it, else the defaults.
+
+    Raises ConfigError for a kind that this machine cannot run.
+    """
+    if kind == resource.spec.backend.kind:
+        return resource
+    backends = {"simple": Backend(simple=Simple()), "mooncake": Backend(mooncake=Mooncake(protocol="tcp"))}
+    if kind not in backends:
+        raise ConfigError(f'--backend: Unsupported value: "{kind}": supported values: "simple", "mooncake"')
+    return resource.model_copy(update={"spec": resource.spec.model_copy(update={"backend": backends[kind]})})
+
+
+def plan_local(resource: TransferQueue) -> LocalPlan:
+    """The processes of ``resource``. Storage unit i listens i ports above ``spec.storage.port``.
+
+    Raises ConfigError for a backend that has no local processes.
+    """
+    spec = resource.spec
+    backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec.backend))
+    capacity = int(spec.backend.mooncake.global_segment_size if spec.backend.mooncake else spec.storage.capacity)
+    return LocalPlan(
+        name=resource.metadata.name,
+        controller=ControllerConfig(
+            name=resource.metadata.name,
+            host=HOST,
+            port=spec.controller.port,
+            metrics_port=spec.controller.metrics_port,
+            sampler=SamplerChoice(name=spec.controller.sampler.name, args=dict(spec.controller.sampler.args)),
+            polling_mode=spec.controller.polling_mode,
+            sample_capacity=_sample_capacity(resource),
+            backend=backend,
+            expected_units=spec.storage.replicas,
+        ),
+        units=tuple(
+            StorageUnitConfig(
+                name=f"storage-{number}",
+                host=HOST,
+                port=_port(spec.storage.port, number),
+                metrics_port=_port(spec.storage.metrics_port, number),
+                controller=["unknown:0"],
+                backend=backend,
+                capacity=capacity,
+            )
+            for number in range(spec.storage.replicas)
+        ),
+        master=spec.backend.mooncake.master if spec.backend.mooncake else None,
+        layout=spec.layout,
+        allow_pickle=spec.security.allow_pickle,
+    )
+
+
+def _port(first: int, number: int) -> int:
+    if first + number > 65535:
+        raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower spec.storage.port")
+    return first + number
+
+
+def _sample_capacity(resource: TransferQueue) -> int | None:
+    spec = resource.spec
+    if spec.controller.sample_capacity is None and spec.backend.simple is not None:
+        return spec.backend.simple.num_units * spec.backend.simple.unit_size
+    return spec.controller.sample_capacity
+
+
+def _backend_settings(backend: Backend) -> dict[str, Any]:
+    if backend.simple is not None:
+        return {}
+    if backend.mooncake is None:
+        raise ConfigError(
+            f'spec.backend: "{backend.kind}" has no processes on one machine; supported values: simple, mooncake'
+        )
+    return backend.mooncake.model_dump(
+        mode="json",
+        by_alias=True,
+        include={"protocol", "device_name", "global_segment_size", "local_buffer_size", "zero_copy"},
+    )

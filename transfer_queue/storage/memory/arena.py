@@ -1,0 +1,168 @@
+"""The memory of a storage unit: a file on tmpfs that the unit and the clients of its host map.
+
+::
+
+    offset 0      nonce, 16 random bytes: who maps the file and reads the nonce that the unit told it shares its memory
+           4096   extents
+
+Untouched pages of a new file are several times slower to write than warm ones, so they are faulted in ahead of use, in
+the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from transfer_queue.errors import InvalidInputError, StartError
+from transfer_queue.storage.memory.extents import Extents
+
+__all__ = ["ArenaFile", "attach_arena"]
+
+DATA_START: Final = 4096
+NONCE_BYTES: Final = 16
+SLICE_BYTES: Final = 32 << 20
+DEFAULT_FOLDER: Final = Path("/dev/shm")
+MADV_POPULATE_WRITE: Final = 23
+MIB: Final = 1 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class ArenaFile:
+    """A new file of ``capacity`` bytes for extents, plus one page, mapped shared.
+
+    ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. Raises StartError, naming the path, if it
+    cannot be created or its file system has too little room.
+    """
+
+    def __init__(self, capacity: int, path: str | os.PathLike[str] | None = None) -> None:
+        if capacity < 1:
+            raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
+        self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)
+        self.capacity = capacity
+        self.nbytes = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
+        """Bytes of the file."""
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self._map = self._create()
+        self.memory = memoryview(self._map)
+        """All bytes of the file; offsets of extents count from its start."""
+        self.memory[:NONCE_BYTES] = self.nonce
+        self.prefaulted = 0
+        """Bytes faulted in so far."""
+        self.prefault_error: str | None = None
+        """Why faulting in ended early: more room was promised to others than there is."""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _create(self) -> mmap.mmap:
+        folder = self.path.parent
+        try:
+            room = os.statvfs(folder)
+            available = room.f_bavail * room.f_frsize
+            if available < self.nbytes:
+                raise StartError(
+                    f"{folder} has {available // MIB} MiB free, and an arena at {self.path} needs "
+                    f"{-(-self.nbytes // MIB)} MiB: lower the storage capacity or enlarge {folder} (mount -o "
+                    "remount,size=...; in a pod: an emptyDir of medium Memory with a larger sizeLimit)"
+                )
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartError(f"cannot create the arena {self.path}: {error.strerror}; give another path") from error
+        try:
+            os.ftruncate(handle, self.nbytes)
+            return mmap.mmap(handle, self.nbytes)
+        except (OSError, ValueError) as error:
+            self.path.unlink(missing_ok=True)
+            raise StartError(f"cannot map {self.nbytes} bytes of the arena {self.path}: {error}") from error
+        finally:
+            os.close(handle)
+
+    def extents(self, align: int = 64) -> Extents:
+        """An allocator of this arena's extents, all free."""
+        return Extents(self.capacity, start=DATA_START, align=align)
+
+    def start_prefault(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Fault all pages in, in a background thread that mostly runs without the GIL; contents stay as they are.
+
+        ``progress(done, total)``: called in that thread after each 32 MiB, and at the end. May be called once.
+        """
+        if self._thread is not None:
+            raise InvalidInputError("prefaulting was already started")
+        self._thread = threading.Thread(target=self._prefault, args=(progress,), name="tq-prefault", daemon=True)
+        self._thread.start()
+
+    def wait_prefaulted(self, timeout: float | None = None) -> bool:
+        """Wait for the background thread, at most ``timeout`` seconds; whether all pages are in."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self.prefaulted == self.nbytes
+
+    def _prefault(self, progress: Callable[[int, int], None] | None) -> None:
+        pages = np.frombuffer(self._map, np.uint8)
+        address = pages.ctypes.data
+        # Only a wish: kernels without huge pages for shared memory refuse it.
+        _libc.madvise(address, self.nbytes, mmap.MADV_HUGEPAGE)
+        for start in range(0, self.nbytes, SLICE_BYTES):
+            if self._stop.is_set():
+                return
+            size = min(SLICE_BYTES, self.nbytes - start)
+            if _libc.madvise(address + start, size, MADV_POPULATE_WRITE) != 0:
+                code = ctypes.get_errno()
+                if code != errno.EINVAL:
+                    self.prefault_error = (
+                        f"only {start // MIB} of {self.nbytes // MIB} MiB of the arena {self.path} could be faulted "
+                        f"in: {os.strerror(code)}; {self.path.parent} or the memory limit is used up"
+                    )
+                    return
+                # Before Linux 5.14. Reading a hole of a tmpfs file allocates its page as well.
+                pages[start : start + size : mmap.PAGESIZE].max()
+            self.prefaulted = start + size
+            if progress is not None:
+                progress(self.prefaulted, self.nbytes)
+
+    def close(self) -> None:
+        """End prefaulting, unmap and remove the file. Idempotent.
+
+        Memory that views of ``memory`` still refer to stays mapped until they are gone.
+        """
+        self._stop.set()
+        self.wait_prefaulted()
+        with contextlib.suppress(BufferError):
+            self.memory.release()
+            self._map.close()
+        self.path.unlink(missing_ok=True)
+
+
+def attach_arena(path: str | os.PathLike[str], nbytes: int, nonce: bytes) -> mmap.mmap | None:
+    """Map another process's arena for reading and writing; None if this host does not share it.
+
+    A file that is absent, not accessible, of another size or with another nonce is not it.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(handle).st_size != nbytes:
+            return None
+        mapped = mmap.mmap(handle, nbytes)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(handle)
+    if mapped[: len(nonce)] == nonce:
+        return mapped
+    mapped.close()
+    return None

@@ -1,0 +1,427 @@
+"""Client side of the Mooncake backend: blocks go between registered buffers and the units' segments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.errors import (
+    CapacityError,
+    ConnectionLostError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
+from transfer_queue.storage.mooncake import codes
+from transfer_queue.storage.mooncake.buffers import Bytes, Lease, RegisteredPool, copy_into
+from transfer_queue.storage.mooncake.parts import Part, block_key, parts_of
+from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings
+from transfer_queue.storage.mooncake.store import Store, open_store
+
+__all__ = ["MooncakeBackend", "open_backend"]
+
+T = TypeVar("T")
+
+_CALL_BYTES = 256 << 20
+"""One call of the engine moves no more than this, so that it ends before the lease of its first key does."""
+_WAIT_FOR_SPACE_S = (0.02, 1.0)
+_HEAL_S = (0.05, 0.2, 0.5)
+"""Pauses before a failed transfer is repeated."""
+_FETCH_ALIGN = 64
+
+
+class _Fetched:
+    """Views over a registered buffer, or over memory of their own."""
+
+    def __init__(self, blocks: list[FetchedBlock], lease: Lease | None) -> None:
+        self.blocks = blocks
+        self._lease = lease
+
+    def release(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+
+@dataclass(eq=False)
+class _Write:
+    """Values to be stored on a unit, in memory of ``lease``; ``fill`` writes them there."""
+
+    unit: UnitInfo
+    values: dict[str, Bytes]
+    lease: Lease
+    outcome: asyncio.Future[dict[str, int]]
+    fill: Callable[[Bytes], None] | None = None
+    failed: dict[str, int] | Exception = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.values.values())
+
+    def filled(self) -> bool:
+        """Fill the memory; an error is kept for the put, it does not concern the others."""
+        try:
+            if self.fill is not None:
+                self.fill(self.lease.array)
+        except Exception as error:  # noqa: BLE001 (boundary: the buffers are the caller's)
+            self.failed = error
+            return False
+        return True
+
+    def settle(self, result: dict[str, int] | Exception) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(result, Exception):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
+
+
+class MooncakeBackend:
+    """See ``storage.base.Backend``.
+
+    Calls of the engine block, so they run on the client's worker thread, one at a time: the engine moves the bytes with
+    threads of its own, and more callers do not make it faster.
+    """
+
+    name = "mooncake"
+    capabilities = Capabilities()
+
+    def __init__(self, context: BackendContext, settings: MooncakeSettings, store: Store) -> None:
+        self._context = context
+        self._settings = settings
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._background: set[asyncio.Future[Any]] = set()
+        self._writes: list[_Write] = []
+        self._writing = False
+        self._closed = False
+        self.pool = RegisteredPool(settings.buffer_bytes, store.register, store.unregister, context.run_copy)
+
+    # ---------------------------------------------------------------------------------------------------------- put
+
+    async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        nbytes = block.nbytes
+        if nbytes > unit.capacity:
+            raise CapacityError(
+                f"a block of {nbytes} bytes exceeds the capacity of storage unit {unit.name}, {unit.capacity} bytes"
+            )
+        deadline = self._loop.time() + wait_s
+        parts = parts_of(self._context.run, block_id, nbytes, self._settings.part_bytes)
+        try:
+            if nbytes <= self.pool.limit // 2:
+                await self._put_group(parts, block.write_into, unit, deadline, wait_s)
+            else:  # too long for the buffers: through a window, a few parts at a time
+                rest: deque[Any] = deque(block.segments())
+                for group in _groups(parts, self._settings.part_bytes):
+                    await self._put_group(group, lambda target: copy_into(target, rest), unit, deadline, wait_s)
+        except BaseException:
+            # After whatever the worker still does for this put, also if the caller has given up.
+            self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
+            raise
+        return nbytes
+
+    async def _put_group(
+        self, parts: list[Part], fill: Callable[[Bytes], None], unit: UnitInfo, deadline: float, wait_s: float
+    ) -> None:
+        """Store consecutive parts, which ``fill`` writes into a buffer."""
+        base, total = parts[0].start, parts[-1].stop - parts[0].start
+        try:
+            lease = await self.pool.take(total, max(deadline, self._loop.time() + self._settings.call_timeout))
+        except asyncio.TimeoutError:
+            raise CapacityError(f"no buffer for {total} bytes: {self._exhausted()}") from None
+        try:
+            values = {part.key: lease.array[part.start - base : part.stop - base] for part in parts}
+            failed = await self._write(_Write(unit, values, lease, self._loop.create_future(), fill))
+            delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
+            while failed:
+                code, keys = min(failed.values()), list(failed)
+                if code in codes.RETRIED:
+                    pause = next(heals, None)
+                    if pause is None:
+                        raise ConnectionLostError(
+                            f"storage unit {unit.name} cannot be written: {codes.explain(code, keys)}"
+                        )
+                elif code == codes.NO_SPACE:
+                    if self._loop.time() >= deadline:
+                        raise CapacityError(
+                            f"storage unit {unit.name} has no capacity left for a block of {total} bytes, and none "
+                            f"became free within {wait_s:g} s; clear consumed rows or raise the capacity of the units"
+                        )
+                    pause, delay = (
+                        min(delay, max(0.0, deadline - self._loop.time())),
+                        min(2 * delay, _WAIT_FOR_SPACE_S[1]),
+                    )
+                else:
+                    raise _lost(code, keys)
+                await asyncio.sleep(pause)
+                again = {key: values[key] for key in keys}
+                failed = await self._write(_Write(unit, again, lease, self._loop.create_future()))
+        finally:
+            lease.release()
+
+    async def _write(self, write: _Write) -> dict[str, int]:
+        """Store values with whatever else waits for the same unit; returns the codes that are not 0.
+
+        A call of the engine for many keys is twice as fast as a call for each (measured with values of 1 MB).
+        """
+        self._writes.append(write)
+        if not self._writing:
+            self._writing = True
+            self._in_background(self._write_queued())
+        try:
+            return await write.outcome
+        finally:
+            with suppress(ValueError):  # given up before its turn came
+                self._writes.remove(write)
+
+    async def _write_queued(self) -> None:
+        try:
+            while self._writes:
+                unit, total = self._writes[0].unit, 0
+                batch: list[_Write] = []
+                for write in self._writes:
+                    if write.unit.unit == unit.unit and (not batch or total + write.nbytes <= _CALL_BYTES):
+                        batch.append(write)
+                        total += write.nbytes
+                self._writes = [write for write in self._writes if write not in batch]
+                try:
+                    await self._call(partial(self._write_batch, batch, unit), *(write.lease for write in batch))
+                except Exception as error:  # noqa: BLE001 (boundary: every waiting put gets it)
+                    for write in batch:
+                        write.settle(error)
+                for write in batch:
+                    write.settle(write.failed)
+        finally:
+            self._writing = False
+
+    def _write_batch(self, batch: list[_Write], unit: UnitInfo) -> None:
+        """Worker thread: store values on ``unit`` and nowhere else.
+
+        The engine takes another segment when the wanted one is full. Blocks that lie elsewhere than the controller
+        believes would be lost unnoticed with that other unit.
+        """
+        values: dict[str, Bytes] = {}
+        for write in batch:
+            if write.filled():
+                values.update(write.values)
+        keys = list(values)
+        segment, endpoint = unit.attributes["segment"], unit.attributes["endpoint"]
+        results = dict(zip(keys, self._store.write(keys, list(values.values()), segment), strict=True))
+        stored = [key for key, code in results.items() if code == 0]
+        places = self._store.places(stored) if stored else {}
+        strayed = [key for key in stored if key in places and places[key][1] != endpoint]
+        if strayed:
+            self._store.remove(strayed)
+            results.update(dict.fromkeys(strayed, codes.NO_SPACE))
+        results.update({key: codes.NOT_REACHED for key in stored if key not in places})
+        for write in batch:
+            if not isinstance(write.failed, Exception):
+                write.failed = {key: results[key] for key in write.values if results[key]}
+
+    # ---------------------------------------------------------------------------------------------------------- get
+
+    async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> _Fetched:
+        deadline = self._loop.time() + timeout_s
+        sizes = await self._sizes(reads, deadline)
+        starts: dict[int, int] = {}  # a block read twice is moved once
+        total = 0
+        for block, nbytes in sizes.items():
+            starts[block] = total
+            total += -(-nbytes // _FETCH_ALIGN) * _FETCH_ALIGN
+        parts = [
+            (part, starts[block] + part.start)
+            for block, nbytes in sizes.items()
+            for part in parts_of(self._context.run, block, nbytes, self._settings.part_bytes)
+        ]
+        lease = await self._take(total, deadline) if 0 < total <= self.pool.limit // 2 else None
+        memory = np.empty(total, np.uint8) if lease is None else lease.array
+        try:
+            await self._read_all(parts, memory, lease, deadline)
+            blocks = [
+                FetchedBlock(BlockView(memory[starts[read.block] :][: sizes[read.block]]), read.rows) for read in reads
+            ]
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        return _Fetched(blocks, lease)
+
+    async def _sizes(self, reads: Sequence[BlockRead], deadline: float) -> dict[int, int]:
+        sizes = {read.block: read.nbytes for read in reads if read.nbytes is not None}
+        unknown = list({read.block: None for read in reads if read.block not in sizes})
+        if unknown:
+            sizes.update(
+                await self._call(lambda: self._store.block_sizes(self._context.run, unknown), deadline=deadline)
+            )
+            absent = [block for block in unknown if block not in sizes]
+            if absent:
+                raise _lost(codes.GONE, [block_key(self._context.run, block) for block in absent])
+        return sizes
+
+    async def _read_all(
+        self, parts: list[tuple[Part, int]], memory: Bytes, lease: Lease | None, deadline: float
+    ) -> None:
+        """Read each part to its place in ``memory``, which is registered if there is a ``lease``."""
+        if lease is not None:
+            for group in _batches(parts, _CALL_BYTES):
+                targets = {part.key: memory[start : start + part.nbytes] for part, start in group}
+                await self._read_group(targets, lease, deadline)
+            return
+        window_bytes = max(self._settings.part_bytes, min(_CALL_BYTES, self.pool.limit // 4))
+        for group in _batches(parts, window_bytes):
+            window = await self._take(sum(part.nbytes for part, _ in group), deadline)
+            try:
+                targets, position = {}, 0
+                for part, _ in group:
+                    targets[part.key] = window.array[position : position + part.nbytes]
+                    position += part.nbytes
+
+                await self._read_group(targets, window, deadline)
+                await self._call(partial(_copy_out, group, targets, memory), window, deadline=deadline)
+            finally:
+                window.release()
+
+    async def _read_group(self, targets: dict[str, Bytes], lease: Lease, deadline: float) -> None:
+        heals = iter(_HEAL_S)
+        while targets:
+            failed = await self._call(partial(self._read, targets), lease, deadline=deadline)
+            hopeless = {key: code for key, code in failed.items() if code not in codes.RETRIED}
+            pause = next(heals, None)
+            if hopeless or (failed and pause is None):
+                chosen = hopeless or failed
+                code = min(chosen.values())
+                raise _lost(code, [key for key in chosen if chosen[key] == code])
+            targets = {key: targets[key] for key in failed}
+            if targets:
+                await asyncio.sleep(pause or 0)
+
+    def _read(self, targets: dict[str, Bytes]) -> dict[str, int]:
+        """Worker thread: fill targets; returns the codes that are not 0."""
+        keys = list(targets)
+        results = dict(zip(keys, self._store.read(keys, list(targets.values())), strict=True))
+        filled = [key for key, code in results.items() if code == 0]
+        if filled:
+            results.update(zip(filled, self._store.verify(filled), strict=True))
+        return {key: code for key, code in results.items() if code}
+
+    # -------------------------------------------------------------------------------------------------------- other
+
+    async def discard(self, block_id: int, unit: UnitInfo) -> None:
+        self._in_background(self._call(lambda: self._store.remove_blocks(self._context.run, [block_id])))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=self._settings.call_timeout)
+        with suppress(ConnectionLostError):  # a stuck engine ends with the process
+            await self._bounded(self.pool.close())
+            await self._call(self._store.close)
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the engine's threads are not here, and its connections are the parent's."""
+        self._store.abandon()
+
+    async def _take(self, nbytes: int, deadline: float) -> Lease:
+        try:
+            return await self.pool.take(nbytes, deadline)
+        except asyncio.TimeoutError:
+            raise WaitTimeoutError(f"no buffer for {nbytes} bytes in time: {self._exhausted()}") from None
+
+    def _exhausted(self) -> str:
+        return (
+            f"all {self.pool.limit} bytes of buffers are in use by other transfers and by views that are not released; "
+            "raise zeroCopy.tensorBufferSize"
+        )
+
+    async def _call(self, job: Callable[[], T], *leases: Lease, deadline: float | None = None) -> T:
+        """Run a blocking job on the worker thread. ``leases`` stay taken until the job has really ended.
+
+        Raises WaitTimeoutError at ``deadline``, ConnectionLostError after ``call_timeout``.
+        """
+        for lease in leases:
+            lease.hold()
+        task = asyncio.ensure_future(self._context.run_copy(job))
+        self._background.add(task)
+
+        def ended(done: asyncio.Future[T]) -> None:
+            self._background.discard(done)
+            for lease in leases:
+                lease.release()
+            if not done.cancelled():
+                done.exception()  # seen, also if nobody waits any more
+
+        task.add_done_callback(ended)
+        limit = self._settings.call_timeout
+        late: TransferQueueError = ConnectionLostError(f"Mooncake did not answer within {limit:g} s")
+        if deadline is not None and deadline - self._loop.time() < limit:
+            limit, late = max(0.0, deadline - self._loop.time()), WaitTimeoutError("Mooncake did not answer in time")
+        done, _ = await asyncio.wait([task], timeout=limit)
+        if not done:
+            raise late
+        return task.result()
+
+    async def _bounded(self, work: Any) -> None:
+        try:
+            await asyncio.wait_for(work, self._settings.call_timeout)
+        except asyncio.TimeoutError:
+            raise ConnectionLostError("Mooncake did not answer in time") from None
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, done: asyncio.Future[Any]) -> None:
+        self._background.discard(done)
+        if not done.cancelled():
+            done.exception()  # the controller has the block freed once this client is gone
+
+
+def _lost(code: int, keys: Sequence[str]) -> TransferQueueError:
+    if code == codes.GONE:
+        return StorageKeyNotFoundError(
+            f"gone from storage, cleared or lost with a unit or the master: {', '.join(keys)}"
+        )
+    return ConnectionLostError(codes.explain(code, keys))
+
+
+def _copy_out(group: list[tuple[Part, int]], sources: dict[str, Bytes], memory: Bytes) -> None:
+    for part, start in group:
+        np.copyto(memory[start : start + part.nbytes], sources[part.key])
+
+
+def _groups(parts: list[Part], nbytes: int) -> Iterator[list[Part]]:
+    for group in _batches([(part, 0) for part in parts], nbytes):
+        yield [part for part, _ in group]
+
+
+def _batches(parts: list[tuple[Part, int]], nbytes: int) -> Iterator[list[tuple[Part, int]]]:
+    """Consecutive parts, together no longer than ``nbytes`` or a single one."""
+    batch: list[tuple[Part, int]] = []
+    total = 0
+    for item in parts:
+        if batch and total + item[0].nbytes > nbytes:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += item[0].nbytes
+    if batch:
+        yield batch
+
+
+async def open_backend(context: BackendContext) -> MooncakeBackend:
+    """Raises ConfigError, StartError."""
+    settings = parse_settings(context.settings)
+    return MooncakeBackend(context, settings, await context.run_copy(lambda: open_store(settings, 0)))

@@ -1,0 +1,298 @@
+"""One process's connection to Mooncake. Everything here blocks; callers bring the thread."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import socket
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transfer_queue.errors import ConnectionLostError, StartError
+from transfer_queue.storage.mooncake import codes, engine
+from transfer_queue.storage.mooncake.buffers import Bytes, address_of
+from transfer_queue.storage.mooncake.devices import choose_devices
+from transfer_queue.storage.mooncake.parts import block_key
+from transfer_queue.storage.mooncake.settings import MooncakeSettings
+
+__all__ = ["Store", "master_host", "open_store"]
+
+_RETRY_S = (0.1, 2.0)
+_SET_UP_TRIES = 5
+_PROBE_S = 2.0
+_PARTS_AT_ONCE = 64
+
+
+class Store:
+    """Made by ``open_store``. Keys are written once and never reused, which is what makes reads verifiable."""
+
+    def __init__(self, raw: Any, module: Any, settings: MooncakeSettings, name: str, reserved: socket.socket) -> None:
+        self.name = name
+        """This process's name in the store, and its segment's: host:port."""
+        self._raw = raw
+        self._module = module
+        self._zero_copy = settings.zero_copy.enable
+        self._pinned = not settings.eviction_disabled
+        self._reserved = reserved
+
+    # ------------------------------------------------------------------------------------------------------ memory
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Make memory usable by ``write`` and ``read``. Raises StartError."""
+        if not self._zero_copy:
+            return
+        code = self._raw.register_buffer(address, nbytes)
+        if code:
+            raise StartError(
+                f"Mooncake cannot register a buffer of {nbytes} bytes ({code}); for RDMA raise the limit of locked "
+                "memory (ulimit -l unlimited, or CAP_IPC_LOCK) or lower zeroCopy.tensorBufferSize"
+            )
+
+    def unregister(self, address: int, nbytes: int) -> None:
+        if self._zero_copy:
+            self._raw.unregister_buffer(address)
+
+    # -------------------------------------------------------------------------------------------------------- data
+
+    def write(self, keys: Sequence[str], values: Sequence[Bytes], segment: str) -> list[int]:
+        """Store values, wherever there is room but first of all in ``segment``; a code per key, 0 for stored.
+
+        Stored values are never evicted. An existing key keeps its old value.
+        """
+        config = self._module.ReplicateConfig()
+        config.preferred_segment = segment
+        if self._pinned:
+            config.with_hard_pin = True
+        if not self._zero_copy:
+            return [int(self._raw.put(key, value, config)) for key, value in zip(keys, values, strict=True)]
+        return list(
+            self._raw.batch_put_from(
+                list(keys), [address_of(value) for value in values], [value.nbytes for value in values], config
+            )
+        )
+
+    def read(self, keys: Sequence[str], targets: Sequence[Bytes]) -> list[int]:
+        """Fill ``targets``, each as long as its value; a code per key, 0 for filled.
+
+        A value that is removed meanwhile may give code 0 and wrong bytes: see ``verify``.
+        """
+        if not self._zero_copy:
+            return [self._read_through(key, target) for key, target in zip(keys, targets, strict=True)]
+        results = self._raw.batch_get_into(
+            list(keys), [address_of(target) for target in targets], [target.nbytes for target in targets]
+        )
+        return [
+            int(result) if result < 0 else (0 if result == target.nbytes else codes.GONE)
+            for result, target in zip(results, targets, strict=True)
+        ]
+
+    def _read_through(self, key: str, target: Bytes) -> int:
+        value = self._raw.get(key)  # b"" for anything that goes wrong
+        if len(value) == target.nbytes:
+            target.data[:] = value
+            return 0
+        size = int(self._raw.get_size(key))
+        return size if size < 0 else codes.TRANSFER_FAILED
+
+    def verify(self, keys: Sequence[str]) -> list[int]:
+        """0 for each key that still exists. If it does, what ``read`` gave before was the value: keys are not reused,
+        and its memory is recycled only after the key is gone."""
+        states = {1: 0, 0: codes.GONE}
+        return [states.get(state, state) for state in self._raw.batch_is_exist(list(keys))]
+
+    def places(self, keys: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """key -> (bytes, endpoint of the segment), for those of ``keys`` that exist."""
+        found = {}
+        for key, replicas in self._raw.batch_get_replica_desc(list(keys)).items():
+            for replica in replicas:
+                if replica.is_memory_replica():
+                    buffer = replica.get_memory_descriptor().buffer_descriptor
+                    found[key] = (int(buffer.size), str(buffer.transport_endpoint))
+        return found
+
+    def remove(self, keys: Sequence[str]) -> list[int]:
+        """Remove at once, under lease or not: readers verify. A code per key."""
+        return list(self._raw.batch_remove(list(keys), True))
+
+    # ------------------------------------------------------------------------------------------------------ blocks
+
+    def block_sizes(self, run: str, blocks: Sequence[int]) -> dict[int, int]:
+        """block -> bytes, for those of ``blocks`` that exist. Raises ConnectionLostError."""
+        keys = {block_key(run, block): block for block in blocks}
+        sizes = {keys[key]: nbytes for key, (nbytes, _) in self.places(list(keys)).items()}
+        absent = {key: block for key, block in keys.items() if block not in sizes}
+        if absent and (code := min(self.verify(list(absent)))) not in (0, codes.GONE):
+            raise ConnectionLostError(codes.explain(code, list(absent)))  # places() does not tell
+        for key, block in absent.items():
+            total = 0
+            for names in _part_names(key):
+                found = self.places(names)
+                total += sum(nbytes for nbytes, _ in found.values())
+                if len(found) < len(names):
+                    break
+            if total:
+                sizes[block] = total
+        return sizes
+
+    def remove_blocks(self, run: str, blocks: Sequence[int]) -> list[int]:
+        """Remove blocks in one piece or in parts. Returns those that could not be removed now."""
+        if not blocks:
+            return []
+        results = self.remove([block_key(run, block) for block in blocks])
+        left = [block for block, code in zip(blocks, results, strict=True) if code not in (0, codes.GONE)]
+        for block, code in zip(blocks, results, strict=True):
+            for names in _part_names(block_key(run, block)) if code == codes.GONE else ():
+                parts = self.remove(names)
+                if any(part not in (0, codes.GONE) for part in parts):
+                    left.append(block)
+                    break
+                if codes.GONE in parts[-1:]:
+                    break
+        return left
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Unmount this process's segment, with all that is in it, and disconnect. Idempotent."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+            self._reserved.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's. It must not even be destroyed here."""
+        if self._raw is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))
+            self._raw = None
+
+
+def _part_names(key: str) -> Iterator[list[str]]:
+    start = 0
+    while True:
+        yield [f"{key}/{k}" for k in range(start, start + _PARTS_AT_ONCE)]
+        start += _PARTS_AT_ONCE
+
+
+# --------------------------------------------------------------------------------------------------------- set-up
+
+
+def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
+    """Join the store with a segment of ``segment_bytes`` (0: none).
+
+    Waits ``settings.start_timeout`` for the master. Raises StartError: not installed, not reachable, no device.
+    """
+    module = engine.import_store()
+    if not settings.eviction_disabled and not hasattr(module.ReplicateConfig, "with_hard_pin"):
+        raise StartError(
+            f"Mooncake {engine.installed_version()} cannot pin blocks, and its master evicts unread data by default: "
+            "start it with --eviction_high_watermark_ratio=1 --eviction_ratio=0 and set evictionDisabled: true"
+        )
+    devices = choose_devices(settings.device_name) if settings.protocol == "rdma" else ""
+    local = os.environ.get("LOCAL_IP") or _address_toward(master_host(settings))
+    _prepare_environment(settings, local)
+    deadline = time.monotonic() + settings.start_timeout
+    delay, tries = _RETRY_S[0], 0
+    while True:
+        problem = _probe(settings)
+        if problem is None:
+            store, code = _set_up(module, settings, local, segment_bytes, devices)
+            if store is not None:
+                return store
+            tries += 1
+            problem = (
+                f"Mooncake set-up of a segment of {segment_bytes} bytes at {local} over {settings.protocol} failed "
+                f"({code}) although master and metadata server answer; for RDMA check ulimit -l and deviceName"
+            )
+        if time.monotonic() >= deadline or tries >= _SET_UP_TRIES:
+            raise StartError(problem)
+        time.sleep(delay)
+        delay = min(2 * delay, _RETRY_S[1])
+
+
+def master_host(settings: MooncakeSettings) -> str:
+    """Host of the master, or of the first etcd member that knows it."""
+    first = settings.master_server_address.removeprefix("etcd://").split(";")[0]
+    return first.rpartition(":")[0].strip("[]")
+
+
+def _set_up(
+    module: Any, settings: MooncakeSettings, local: str, segment_bytes: int, devices: str
+) -> tuple[Store | None, int]:
+    # The number is held as long as the store lives: two processes of one name on one host would take each other's
+    # entry out of the metadata server.
+    reserved = socket.socket(socket.AF_INET6 if ":" in local else socket.AF_INET)
+    reserved.bind((local, 0))
+    port = reserved.getsockname()[1]
+    name = f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
+    # A failed object stays failed: each try has a fresh one.
+    raw = module.MooncakeDistributedStore()
+    code = raw.setup(
+        name,
+        settings.metadata_server,
+        segment_bytes,
+        0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
+        settings.protocol,
+        devices,
+        settings.master_server_address,
+    )
+    if code:
+        raw.close()
+        reserved.close()
+        return None, code
+    return Store(raw, module, settings, name, reserved), 0
+
+
+def _address_toward(host: str) -> str:
+    """The address that others reach this host by. No packet is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise StartError(f"masterServerAddress: cannot resolve or route to {host!r}: {error.strerror}") from None
+
+
+def _prepare_environment(settings: MooncakeSettings, local: str) -> None:
+    """The engine reads these, some of them long after set-up."""
+    os.environ.setdefault("MC_TCP_BIND_ADDRESS", local)
+    if settings.protocol == "rdma":
+        os.environ.setdefault("MC_ENABLE_DEST_DEVICE_AFFINITY", "1")
+        os.environ["MC_MS_AUTO_DISC"] = "0"  # 1 makes the engine ignore the devices that are named
+    host = urllib.parse.urlsplit(settings.metadata_server).hostname
+    if host:  # its HTTP client would go through a proxy
+        for variable in ("no_proxy", "NO_PROXY"):
+            hosts = [name for name in os.environ.get(variable, "").split(",") if name]
+            if host not in hosts:
+                os.environ[variable] = ",".join([*hosts, host])
+
+
+def _probe(settings: MooncakeSettings) -> str | None:
+    """Why set-up cannot work now, in one line; None if there is no reason."""
+    if not settings.master_server_address.startswith("etcd://"):
+        port = int(settings.master_server_address.rpartition(":")[2])
+        try:
+            socket.create_connection((master_host(settings), port), timeout=_PROBE_S).close()
+        except OSError as error:
+            return (
+                f"the Mooncake master at {settings.master_server_address} cannot be reached "
+                f"({error.strerror or error}): start mooncake_master, or check masterServerAddress"
+            )
+    if settings.metadata_server.startswith("http"):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            opener.open(f"{settings.metadata_server}?key=tq", timeout=_PROBE_S).close()
+        except urllib.error.HTTPError as error:
+            error.close()  # no such key: it answers
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            return (
+                f"the Mooncake metadata server at {settings.metadata_server} cannot be reached ({reason}): start "
+                "mooncake_master with --enable_http_metadata_server=true, or check metadataServer"
+            )
+    return None
