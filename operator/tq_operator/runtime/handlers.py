@@ -21,6 +21,7 @@ _CHILDREN = (
     ("", "v1", "configmaps"),
 )
 _PODS = ("", "v1", "pods")
+_OURS = {QUEUE_LABEL: kopf.PRESENT}
 
 
 def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
@@ -36,9 +37,9 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
             reconciler.request((namespace or "", name))
 
     for group, version, plural in _CHILDREN:
-        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed")(child_changed)
+        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed", labels=_OURS)(child_changed)
 
-    @kopf.on.event(*_PODS, registry=registry)
+    @kopf.on.event(*_PODS, registry=registry, labels=_OURS)
     async def pod_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
         await child_changed(namespace, annotations)
         owner, separator, name = annotations.get(INJECTED_ANNOTATION, "").partition("/")
@@ -63,6 +64,8 @@ def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettin
     settings.watching.server_timeout = 10 * timeout
     settings.watching.client_timeout = 10 * timeout + 30
     settings.watching.connect_timeout = timeout
-    for group, version, plural in (*_CHILDREN, _PODS):
-        settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
+    # kopf for Python 3.10 cannot let the apiserver choose: there the handlers do.
+    if hasattr(settings.watching, "label_selectors"):
+        for group, version, plural in (*_CHILDREN, _PODS):
+            settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
     return settings
