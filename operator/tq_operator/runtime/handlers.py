@@ -21,6 +21,7 @@ _CHILDREN = (
     ("", "v1", "configmaps"),
 )
 _PODS = ("", "v1", "pods")
+_OURS = {QUEUE_LABEL: kopf.PRESENT}
 
 
 def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
@@ -36,9 +37,9 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
             reconciler.request((namespace or "", name))
 
     for group, version, plural in _CHILDREN:
-        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed")(child_changed)
+        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed", labels=_OURS)(child_changed)
 
-    @kopf.on.event(*_PODS, registry=registry)
+    @kopf.on.event(*_PODS, registry=registry, labels=_OURS)
     async def pod_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
         await child_changed(namespace, annotations)
         owner, separator, name = annotations.get(INJECTED_ANNOTATION, "").partition("/")
@@ -46,19 +47,25 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
             reconciler.request((owner, name))
 
 
-def kopf_settings(health_seconds: int = 60) -> kopf.OperatorSettings:
-    """Own names for everything that kopf could leave on objects, and watches that end by themselves."""
+def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettings:
+    """Own names for everything that kopf could leave on objects, and watches that end by themselves.
+
+    ``namespaced``: without the right to look at definitions and namespaces. ``timeout`` of requests in seconds.
+    """
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = f"{GROUP}/kopf"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, key="last-handled")
     settings.process.ultimate_exiting_timeout = 10  # seconds; the kubelet's own patience is longer
+    settings.scanning.disabled = namespaced
     settings.posting.enabled = False
     settings.posting.reporting_component = MANAGER
-    settings.networking.request_timeout = health_seconds
-    settings.watching.server_timeout = 10 * health_seconds
-    settings.watching.client_timeout = 10 * health_seconds + 30
-    settings.watching.connect_timeout = health_seconds
-    for group, version, plural in (*_CHILDREN, _PODS):
-        settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
+    settings.networking.request_timeout = timeout
+    settings.watching.server_timeout = 10 * timeout
+    settings.watching.client_timeout = 10 * timeout + 30
+    settings.watching.connect_timeout = timeout
+    # kopf for Python 3.10 cannot let the apiserver choose: there the handlers do.
+    if hasattr(settings.watching, "label_selectors"):
+        for group, version, plural in (*_CHILDREN, _PODS):
+            settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
     return settings

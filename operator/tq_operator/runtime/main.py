@@ -55,7 +55,7 @@ async def run(settings: OperatorSettings) -> None:
     ):
         operator = kopf.operator(
             registry=registry,
-            settings=kopf_settings(),
+            settings=kopf_settings(namespaced=bool(settings.namespaces)),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
