@@ -104,6 +104,8 @@ class Unit:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.startswith("["):
+                continue  # old engines log here
             words = json.loads(line)
             if words[0] == "lost":
                 self.losses += 1

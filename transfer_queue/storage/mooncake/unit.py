@@ -30,6 +30,7 @@ _PLACES_AT_ONCE = 1000
 _ADMIN_PORT = 9003
 _CLOSE_S = 10.0
 _MOUNT_S = 15.0
+_REMOUNT_S = 5.0
 
 
 class MooncakeStore:
@@ -52,6 +53,8 @@ class MooncakeStore:
         self._blocks = 0
         self._reachable = True
         self._intact = True
+        self._lost_at = 0.0
+        self._closing = False
         self._complained = False
         self._watch: asyncio.Task[None] | None = None
         self._store: Store
@@ -59,8 +62,7 @@ class MooncakeStore:
 
     async def open(self) -> None:
         """Mount the segment. Raises StartError."""
-        self._store = await self._do(lambda: engine_store.open_store(self._settings, self._context.capacity))
-        await self._do(lambda: self._store.register(address_of(self._mark), self._mark.nbytes))
+        await self._do(self._mount)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _MOUNT_S
         while code := await self._do(self._set_sentinel):
@@ -99,6 +101,7 @@ class MooncakeStore:
         return UnitStats(self._context.capacity, self._used, self._blocks)
 
     async def close(self) -> None:
+        self._closing = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -133,15 +136,23 @@ class MooncakeStore:
         if code == codes.GONE:
             if self._intact:
                 self._intact = False
+                self._lost_at = asyncio.get_running_loop().time()
                 self._unfreed.clear()
                 self._context.log(
                     "the Mooncake master lost this unit's blocks: it restarted, or took this unit for dead"
                 )
                 self._context.lost()
-            if await self._do(self._set_sentinel) == 0:
-                self._intact = True
-                # What was stored since the first report was not under watch.
-                self._context.lost()
+            await self._recover()
+
+    async def _recover(self) -> None:
+        """Take up a segment that came back, or make a new one: old engines do not mount theirs again."""
+        if await self._do(self._set_sentinel) == 0:
+            self._intact = True
+            # What was stored since the first report was not under watch.
+            self._context.lost()
+        elif asyncio.get_running_loop().time() > self._lost_at + _REMOUNT_S:
+            self._context.log("the segment did not come back; mounting a new one")
+            await self._do(self._remount)
 
     async def _free_pending(self, run: str) -> None:
         blocks, self._unfreed = list(self._unfreed), {}
@@ -159,6 +170,22 @@ class MooncakeStore:
                 self._context.log(f"the figures of this unit are not known: {error}")
 
     # --------------------------------------------------------------------------------------------- on the one thread
+
+    def _mount(self) -> None:
+        self._endpoint = ""
+        self._store = engine_store.open_store(self._settings, self._context.capacity)
+        self._store.register(address_of(self._mark), self._mark.nbytes)
+
+    def _remount(self) -> None:
+        """Not both segments at once: the memory may not be there twice. Nothing else runs on this thread meanwhile."""
+        self._store.close()
+        while not self._closing:
+            try:
+                self._mount()
+            except StartError as error:
+                self._context.log(str(error))
+            else:
+                return
 
     def _set_sentinel(self) -> int:
         """Store the sentinel in this unit's own segment; 0, or the code of what prevents it."""
