@@ -6,13 +6,13 @@ tq up -f examples/quickstart.yaml -- python examples/cartpole/job.py
 from __future__ import annotations
 
 import argparse
+import logging
+import multiprocessing
 import signal
-import subprocess
 import sys
-from pathlib import Path
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from types import FrameType
-
-HERE = Path(__file__).parent
 
 
 def main() -> None:
@@ -22,40 +22,60 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which training gives up")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
+    print(f"CartPole with {arguments.workers} rollout workers: mean return of the last 20 episodes", flush=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "tensordict", "gymnasium"])  # loaded once, not by each process
     seed = f"--seed={arguments.seed}"
-    print(
-        f"CartPole: {arguments.workers} rollout workers and a trainer; mean return of the last 20 episodes:", flush=True
+    trainer = context.Process(
+        target=_trainer, args=([seed, f"--workers={arguments.workers}", f"--limit={arguments.limit:g}"],)
     )
-    trainer = _start("trainer.py", seed, f"--workers={arguments.workers}", f"--limit={arguments.limit:g}")
-    rollouts = [_start("rollout.py", seed, f"--worker={number}") for number in range(arguments.workers)]
+    rollouts = [
+        context.Process(target=_rollout, args=([seed, f"--worker={number}"],)) for number in range(arguments.workers)
+    ]
     try:
+        for process in (trainer, *rollouts):
+            process.start()
         sys.exit(_wait(trainer, rollouts))
     finally:
         for process in (trainer, *rollouts):
-            if process.poll() is None:
+            if process.pid is not None:
                 process.terminate()
-            process.wait()
+                process.join()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _start(script: str, *arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(HERE / script), *arguments])
+def _quieten() -> None:
+    # PyTorch prints this once in each process that makes a jagged tensor: "is_fx_tracing will return true for both …".
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
-def _wait(trainer: subprocess.Popen[bytes], rollouts: list[subprocess.Popen[bytes]]) -> int:
+def _trainer(arguments: list[str]) -> None:
+    import trainer
+
+    _quieten()
+    trainer.main(arguments)
+
+
+def _rollout(arguments: list[str]) -> None:
+    import rollout
+
+    _quieten()
+    rollout.main(arguments)
+
+
+def _wait(trainer: ForkServerProcess, rollouts: list[ForkServerProcess]) -> int:
     """The trainer's exit code, or that of a rollout worker that failed before."""
-    while True:
-        try:
-            code = trainer.wait(0.2)
-        except subprocess.TimeoutExpired:
-            failed = next((process.returncode for process in rollouts if process.poll()), None)
-            if failed is not None:
-                return failed
-        else:
-            return code or max(process.wait(10) for process in rollouts)
+    running = {process.sentinel: process for process in (trainer, *rollouts)}
+    while running:
+        for sentinel in wait(list(running)):
+            ended = running.pop(sentinel)  # type: ignore[index]
+            ended.join()
+            if ended.exitcode:
+                return ended.exitcode if ended.exitcode > 0 else 128 - ended.exitcode
+    return 0
 
 
 if __name__ == "__main__":

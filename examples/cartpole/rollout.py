@@ -11,7 +11,9 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
 
+import tensordict  # noqa: F401  loaded now, not within the first get
 import torch
 from policy import GROUP_SIZE, Policy, Trajectory, play_group
 from stages import Stages
@@ -21,11 +23,11 @@ import transfer_queue as tq
 _POLL_S = 0.01
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", type=int, default=int(os.environ.get("JOB_COMPLETION_INDEX", "0")))
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         run(arguments.worker, arguments.seed)
     except tq.TransferQueueError as error:

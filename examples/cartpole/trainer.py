@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from policy import GROUP_SIZE, Learner, Policy, group_advantages
@@ -22,13 +23,13 @@ import transfer_queue as tq
 FIELDS = ["observations", "actions", "logprobs", "rewards", "return", "ending"]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=3, help="rollout workers; each update takes one group of each")
     parser.add_argument("--goal", type=float, default=400.0, help="mean return of the last 20 episodes")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which training gives up")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         reached = Trainer(arguments.workers, arguments.seed).run(arguments.goal, arguments.limit)
     except tq.TransferQueueError as error:

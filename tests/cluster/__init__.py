@@ -5,10 +5,10 @@ no container engine and no virtual machine. `make cluster` brings it up; the mod
 
 paths, console, commands, errors   where things lie, how progress and failures are told
 host, binaries                     what the machine must offer, and the programs built from source
-cgroups, component, leftovers      processes that can always be found again, and their removal
+cgroups, component, leftovers     processes that can always be found again, and their removal; lock: one at a time
 pki, network, oci                  certificates, namespaces and links, image archives
 control_plane, node                the two kinds of machine
-images                             the product's images, built without a network
+wheels, images                     the product's images, built without a container engine
 cluster, cli                       the whole, and its commands
 
 One cluster a machine at a time.

@@ -142,8 +142,13 @@ def _kill_member(pid: int) -> None:
 def _delegate(folder: Path) -> None:
     """Let the children of a version 2 group use every controller it has."""
     controllers = (folder / "cgroup.controllers").read_text().split()
-    if controllers:
+    try:
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+    except OSError as error:
+        raise ClusterError(
+            f"control group {folder} does not hand on its controllers ({error.strerror}). "
+            "In a container, start it with --privileged --cgroupns=host."
+        ) from error
 
 
 def _name(pid: int) -> str:

@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClusterError as error:
         say(f"error: {error}")
         return 1
+    except OSError as error:  # the last boundary: a full disk, say, needs no stack to be understood
+        say(f"error: {error}")
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

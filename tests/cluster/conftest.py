@@ -11,6 +11,16 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.host import require_privileges
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that need a machine without a cluster before those that share one, and both last."""
+
+    def turn(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return 2 if "cluster" in names else 1 if "no_cluster" in names else 0
+
+    items.sort(key=turn)
+
+
 @pytest.fixture(scope="session")
 def privileged() -> None:
     """Skip what needs namespaces where this process may not make them."""

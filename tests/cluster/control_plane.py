@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.component import Component, wait_until
-from tests.cluster.errors import ClusterError
 from tests.cluster.network import API_SERVICE, CONTROL, DNS_SERVICE, SERVICE_RANGE
 from tests.cluster.paths import SOURCE, state_folder
 from tests.cluster.pki import Authority, KeyPair
@@ -146,13 +145,6 @@ class ControlPlane:
 def admin_kubeconfig() -> Path:
     """The client configuration of the cluster's administrator, for use from the machine's own namespace."""
     return state_folder() / "admin.kubeconfig"
-
-
-def require_kubeconfig() -> Path:
-    """`admin_kubeconfig` of a cluster that exists."""
-    if not admin_kubeconfig().exists():
-        raise ClusterError("no cluster is up. Start one with: make cluster")
-    return admin_kubeconfig()
 
 
 def _corefile(kubeconfig: Path) -> str:

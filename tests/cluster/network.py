@@ -41,7 +41,6 @@ class Host:
 
 CONTROL = Host("control", "10.123.0.1")
 NODES = (Host("node1", "10.123.0.11", "10.244.1.0/24"), Host("node2", "10.123.0.12", "10.244.2.0/24"))
-NODE_NAMES = tuple(node.name for node in NODES)
 
 
 def make_network(nodes: Sequence[Host] = NODES) -> None:

@@ -67,7 +67,7 @@ def wanted_entries(lock: str) -> Iterator[str]:
             if not marker.strip() or Marker(marker).evaluate(target):
                 yield requirement.strip() + (separator + hashes if separator else "\n")
             entry = ""
-        if not line.startswith("#"):
+        if line.strip() and not line.startswith("#"):
             entry += line
 
 

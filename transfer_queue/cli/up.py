@@ -35,12 +35,15 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
             write_running(folder, _describe(stack, attach))
             if command:
                 return run_command(stack, command, {**os.environ, "TQ_CONFIG_FILE": str(attach)})
-            console.print(f"{_READY}{attach}")
-            if background:
-                _detach(folder / "tq.log")
-            else:
-                console.print("Ctrl-C stops it")
-            keep(stack)
+
+            def announce() -> None:
+                if not background:
+                    console.print("Ctrl-C stops it; programs that use it need:")
+                console.print(f"{_READY}{attach}")
+                if background:
+                    _detach(folder / "tq.log")
+
+            keep(stack, announce)
             return 0
 
 
@@ -79,8 +82,8 @@ def bring_up_detached(file: Path, backend: str | None, console: Console) -> int:
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     assert keeper.stderr is not None
-    serves = False
-    for line in keeper.stderr:  # ends when the keeper lets go of its standard error, or ends
+    for line in keeper.stderr:
         console.out(line.decode(errors="replace").rstrip("\n"))
-        serves = serves or line.startswith(_READY.encode())
-    return 0 if serves else keeper.wait()
+        if line.startswith(_READY.encode()):
+            return 0
+    return keeper.wait()

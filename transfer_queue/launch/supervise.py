@@ -8,7 +8,7 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from transfer_queue.errors import ConfigError, StartError
@@ -38,9 +38,13 @@ def interruptible() -> None:
         signal.signal(number, interrupt)
 
 
-def keep(stack: LocalStack) -> None:
-    """Return when a signal asks to end. Raises StartError when a server ends on its own."""
+def keep(stack: LocalStack, announce: Callable[[], None]) -> None:
+    """Return when a signal asks to end. Raises StartError when a server ends on its own.
+
+    ``announce`` is called once a signal does just that.
+    """
     with _signals() as signals:
+        announce()
         for _ in _news(stack, signals):
             if any(number in _ENDING for number in signals.received):
                 return

@@ -151,6 +151,10 @@ def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifes
             "--eviction_ratio=0",
             "--eviction_high_watermark_ratio=1",
             "--default_kv_lease_ttl=5000",
+            "--client_ttl=10",
+            # Space of a writer that died while it was writing, in seconds.
+            "--put_start_discard_timeout_sec=30",
+            "--put_start_release_timeout_sec=60",
         ],
         ports=ports,
         probes={

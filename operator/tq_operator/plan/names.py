@@ -15,6 +15,7 @@ __all__ = [
     "QUEUE_LABEL",
     "child_name",
     "digest",
+    "label_value",
     "labels",
     "selector",
 ]

@@ -119,7 +119,8 @@ REFUSALS = [
     ),
     (
         f"{{{SIMPLE}, rdma: {{policy: off}}}}",
-        'spec.rdma.policy: Unsupported value: false: supported values: "off", "auto", "required"; quote it: YAML reads a bare off as false',
+        'spec.rdma.policy: Unsupported value: false: supported values: "off", "auto", "required"; '
+        "quote it: YAML reads a bare off as false",
     ),
     (
         f"{{{SIMPLE}, rdma: {{policy: required}}}}",

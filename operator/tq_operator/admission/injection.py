@@ -1,0 +1,157 @@
+"""What a labelled pod gets so that ``import transfer_queue`` finds its queue. Pure functions over pod JSON.
+
+The settings travel in an annotation that the kubelet shows to the container as a file. So a pod in any namespace gets
+them, and no ConfigMap has to be copied there or to exist before the pod starts.
+
+Injecting an injected pod changes nothing, whatever other webhooks did in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, QUEUE_LABEL, label_value
+from tq_operator.plan.queue import Manifest, Queue
+from tq_operator.plan.settings import attach_settings
+from transfer_queue.config.defaults import GROUP
+
+__all__ = ["SETTINGS_ANNOTATION", "inject", "patch", "wanted_queue"]
+
+SETTINGS_ANNOTATION = f"{GROUP}/attach"
+CONFIG_DIRECTORY = "/etc/transferqueue"
+_CONFIG_FILE = "attach.yaml"
+_CONFIG_VOLUME = "transferqueue-config"
+_SHM_VOLUME = "transferqueue-shm"
+
+
+def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | None:
+    """(namespace, name) of the queue that a pod's label or annotation asks for; None if it asks for none.
+
+    NAME is a queue of the pod's own namespace. A label cannot hold a "/", so there another namespace's queue is
+    NAMESPACE_NAME (no name in Kubernetes has a "_"); as an annotation NAMESPACE/NAME. Raises ValueError for other text.
+    """
+    metadata = pod.get("metadata") or {}
+    asked = (metadata.get("annotations") or {}).get(INJECT_LABEL) or (metadata.get("labels") or {}).get(INJECT_LABEL)
+    if not asked:
+        return None
+    parts = re.split("[/_]", str(asked))
+    if len(parts) > 2 or not all(parts):
+        raise ValueError(f'{INJECT_LABEL}: "{asked}" is neither NAME nor NAMESPACE_NAME of a TransferQueue')
+    return (namespace, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def inject(pod: Mapping[str, Any], queue: Queue) -> Manifest:
+    """A copy of ``pod`` that finds ``queue``. Everything the pod says itself stays."""
+    result = copy.deepcopy(dict(pod))
+    metadata, spec = result.setdefault("metadata", {}), result.setdefault("spec", {})
+    annotations = _ensure(metadata, "annotations", {})
+    annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
+    annotations.setdefault(SETTINGS_ANNOTATION, yaml.safe_dump(attach_settings(queue), sort_keys=False))
+    _ensure(metadata, "labels", {})[QUEUE_LABEL] = label_value(queue.name)
+
+    mounted = False
+    for container in _chosen_containers(spec, queue):
+        mounted |= _inject_container(container, queue)
+    volumes = _ensure(spec, "volumes", [])
+    _add(volumes, _config_volume())
+    if mounted:
+        shm = {"medium": "Memory", "sizeLimit": str(queue.spec.injection.shared_memory)}
+        _add(volumes, {"name": _SHM_VOLUME, "emptyDir": shm})
+    return result
+
+
+def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """JSON patch from ``before`` to ``after`` = inject(before): whole containers and volumes, not single fields."""
+    operations: list[dict[str, Any]] = []
+    for parent, key in (("metadata", "annotations"), ("metadata", "labels"), ("spec", "volumes")):
+        if parent not in before:
+            operations.append({"op": "add", "path": f"/{parent}", "value": after[parent]})
+        elif before[parent].get(key) != after[parent].get(key):
+            operations.append({"op": "add", "path": f"/{parent}/{key}", "value": after[parent][key]})
+    for key in ("initContainers", "containers"):
+        pairs = zip(_listed(before.get("spec"), key), _listed(after.get("spec"), key), strict=True)
+        for position, (old, new) in enumerate(pairs):
+            if old != new:
+                operations.append({"op": "replace", "path": f"/spec/{key}/{position}", "value": new})
+    return operations
+
+
+def _chosen_containers(spec: Mapping[str, Any], queue: Queue) -> Iterable[Manifest]:
+    injection = queue.spec.injection
+    # Native sidecars are init containers.
+    keys = ("initContainers", "containers") if injection.init_containers else ("containers",)
+    for key in keys:
+        for container in _listed(spec, key):
+            if container.get("name") not in injection.exclude_containers:
+                yield container
+
+
+def _inject_container(container: Manifest, queue: Queue) -> bool:
+    """Whether /dev/shm was mounted."""
+    own = {entry.get("name") for entry in container.get("env") or []}
+    added = [entry for entry in _environment(queue, own) if entry["name"] not in own]
+    if added:  # in front, so that the container's own entries can refer to them as $(NAME)
+        container["env"] = [*added, *(container.get("env") or [])]
+    mounts = _ensure(container, "volumeMounts", [])
+    paths = {str(mount.get("mountPath", "")).rstrip("/"): mount for mount in mounts}
+    if CONFIG_DIRECTORY not in paths:
+        mounts.append({"name": _CONFIG_VOLUME, "mountPath": CONFIG_DIRECTORY, "readOnly": True})
+    if "/dev/shm" not in paths:
+        mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
+    if queue.protocol == "rdma" and queue.spec.rdma.resource_name:
+        _give_rdma(container, queue.spec.rdma.resource_name)
+    return "/dev/shm" not in paths or paths["/dev/shm"].get("name") == _SHM_VOLUME
+
+
+def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
+    pod_ip = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}
+    entries: list[Manifest] = [
+        {"name": "LOCAL_IP", "valueFrom": pod_ip},
+        {"name": "MC_TCP_BIND_ADDRESS", "valueFrom": pod_ip},
+        {"name": "MC_STORE_MEMCPY", "value": "0"},
+        {"name": "TQ_LOGGING_LEVEL", "value": "WARNING"},
+    ]
+    if not own & {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}:  # a pod that names its queue itself means it
+        entries.append({"name": "TQ_CONFIG_FILE", "value": f"{CONFIG_DIRECTORY}/{_CONFIG_FILE}"})
+    if queue.protocol == "rdma":
+        entries.append({"name": "MC_ENABLE_DEST_DEVICE_AFFINITY", "value": "1"})
+    named = {entry["name"] for entry in entries}
+    further = [{"name": name, "value": value} for name, value in sorted(queue.spec.injection.env.items())]
+    return [*entries, *(entry for entry in further if entry["name"] not in named)]
+
+
+def _give_rdma(container: Manifest, resource: str) -> None:
+    resources = _ensure(container, "resources", {})
+    if resource not in (resources.get("limits") or {}):
+        _ensure(resources, "limits", {})[resource] = "1"
+        _ensure(resources, "requests", {})[resource] = "1"
+    capabilities = _ensure(_ensure(container, "securityContext", {}), "capabilities", {})
+    added = _ensure(capabilities, "add", [])
+    if "IPC_LOCK" not in added:  # registered memory is locked memory
+        added.append("IPC_LOCK")
+
+
+def _config_volume() -> Manifest:
+    field = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{SETTINGS_ANNOTATION}']"}
+    return {"name": _CONFIG_VOLUME, "downwardAPI": {"items": [{"path": _CONFIG_FILE, "fieldRef": field}]}}
+
+
+def _add(entries: list[Manifest], entry: Manifest) -> None:
+    if all(other.get("name") != entry["name"] for other in entries):
+        entries.append(entry)
+
+
+def _ensure(parent: Manifest, key: str, empty: Any) -> Any:
+    if parent.get(key) is None:
+        parent[key] = empty
+    return parent[key]
+
+
+def _listed(parent: Mapping[str, Any] | None, key: str) -> list[Manifest]:
+    found: list[Manifest] = (parent or {}).get(key) or []
+    return found

@@ -1,0 +1,104 @@
+"""AdmissionReview in, AdmissionReview out. Garbage gets an answer too, never an exception."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tq_operator.admission.injection import inject, patch, wanted_queue
+from tq_operator.plan.queue import Queue
+from transfer_queue.config import resource
+from transfer_queue.errors import ConfigError
+
+__all__ = ["MalformedReviewError", "Review", "allow", "deny", "mutate_pod", "queue_of", "read_review", "validate_queue"]
+
+
+class MalformedReviewError(ValueError):
+    """The request is no AdmissionReview; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """The parts of a request that matter here."""
+
+    uid: str
+    namespace: str
+    subject: Mapping[str, Any]
+    """The object; its structure is unchecked."""
+
+
+def read_review(document: Any) -> Review:
+    """Raises MalformedReviewError."""
+    request = document.get("request") if isinstance(document, Mapping) else None
+    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
+        raise MalformedReviewError("not an AdmissionReview: request.uid is missing")
+    subject = request.get("object")
+    if not isinstance(subject, Mapping):
+        raise MalformedReviewError("not an AdmissionReview of an object: request.object is missing")
+    return Review(request["uid"], str(request.get("namespace") or ""), subject)
+
+
+def allow(review: Review, operations: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Let the object in, changed by a JSON patch."""
+    response: dict[str, Any] = {"uid": review.uid, "allowed": True}
+    if operations:
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(operations).encode()).decode()}
+    return _answer(response)
+
+
+def deny(review: Review, message: str, code: int = 422) -> dict[str, Any]:
+    """Refuse the object; ``message`` is what a person reads."""
+    return _answer({"uid": review.uid, "allowed": False, "status": {"code": code, "message": message}})
+
+
+def queue_of(review: Review) -> tuple[str, str] | None:
+    """(namespace, name) of the queue that a pod asks for. Raises ValueError that says what is wrong with the label."""
+    return wanted_queue(review.subject, review.namespace)
+
+
+def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
+    """Inject ``queue`` into a pod that asked for it."""
+    if queue.namespace != review.namespace:
+        allowed = queue.spec.access.namespaces
+        if "*" not in allowed and review.namespace not in allowed:
+            return deny(
+                review,
+                f"TransferQueue {queue.namespace}/{queue.name} does not admit pods of namespace {review.namespace}; "
+                f"add it to spec.access.namespaces of the queue",
+                403,
+            )
+    if problem := _malformed_pod(review.subject):
+        return deny(review, problem)
+    return allow(review, patch(review.subject, inject(review.subject, queue)))
+
+
+def validate_queue(review: Review) -> dict[str, Any]:
+    """Refuse a TransferQueue with the text that the library has for it."""
+    try:
+        resource.parse(review.subject)
+    except ConfigError as error:
+        return deny(review, str(error))
+    return allow(review)
+
+
+def _malformed_pod(pod: Mapping[str, Any]) -> str:
+    spec, metadata = pod.get("spec", {}), pod.get("metadata", {})
+    if not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
+        return "not a pod: spec and metadata must be objects"
+    for key in ("containers", "initContainers", "volumes"):
+        entries = spec.get(key) or []
+        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+            return f"not a pod: spec.{key} must be a list of objects"
+        for entry in entries:
+            for inner in ("env", "volumeMounts"):
+                listed = entry.get(inner) or []
+                if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
+                    return f"not a pod: spec.{key}[].{inner} must be a list of objects"
+    return ""
+
+
+def _answer(response: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}

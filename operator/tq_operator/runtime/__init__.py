@@ -1,0 +1,1 @@
+"""The shell around the pure parts: watches, server-side apply, admission over HTTPS, probes."""

@@ -1,0 +1,146 @@
+"""The few calls to the apiserver that the operator makes. Blocking: they run on worker threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubernetes import client
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import ConflictError, DynamicApiError, NotFoundError
+from urllib3.exceptions import HTTPError
+
+from tq_operator.api.crd import PLURAL
+from tq_operator.plan.names import MANAGER, QUEUE_LABEL, label_value, selector
+from tq_operator.plan.queue import Manifest
+from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
+
+__all__ = ["CHILD_KINDS", "Cluster", "ClusterError"]
+
+CHILD_KINDS: Mapping[str, tuple[str, str]] = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Service": ("/api/v1", "services"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+}
+"""Kind -> (path of the API, plural)."""
+_QUEUES = f"/apis/{GROUP}/{VERSION}"
+_TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
+
+
+class ClusterError(Exception):
+    """The apiserver refused a call or did not answer; the text is its own message."""
+
+
+class Cluster:
+    """Calls with the credentials of the pod, or of the kubeconfig of the environment."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        # Every path is known, so the discovery that a DynamicClient starts with is left out.
+        self._client: Any = DynamicClient(api, discoverer=lambda *_: None)  # type: ignore[no-untyped-call]
+
+    def queue(self, namespace: str, name: str) -> Manifest | None:
+        return self._get(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}")
+
+    def queues(self, namespaces: Sequence[str]) -> list[Manifest]:
+        """All queues of the namespaces; of every namespace if there are none given."""
+        paths = [f"{_QUEUES}/namespaces/{name}/{PLURAL}" for name in namespaces] or [f"{_QUEUES}/{PLURAL}"]
+        return [item for path in paths for item in self._list(path)]
+
+    def children(self, namespace: str, queue: str) -> dict[tuple[str, str], Manifest]:
+        """Children of a queue by (kind, name)."""
+        chosen = _text(selector(queue))
+        found = {}
+        for kind, (prefix, plural) in CHILD_KINDS.items():
+            for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen):
+                found[kind, item["metadata"]["name"]] = {**item, "kind": kind}
+        return found
+
+    def child(self, manifest: Manifest) -> Manifest | None:
+        """The object that has the name of ``manifest``, whoever owns it."""
+        return self._get(_path(manifest))
+
+    def pods(self, namespaces: Sequence[str], queue: str) -> list[Manifest]:
+        """Pods of a queue's parts and pods that were given the queue."""
+        paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
+        chosen = f"{QUEUE_LABEL}={label_value(queue)}"
+        return [item for path in paths for item in self._list(path, chosen)]
+
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply; fields that others set by hand are taken back."""
+        return self._apply(_path(manifest), manifest)
+
+    def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "status": status}
+        self._apply(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}/status", document)
+
+    def create_event(self, event: Manifest) -> None:
+        """Create an events.k8s.io event; one of that name already there is left as it is."""
+        namespace = event["metadata"]["namespace"]
+        try:
+            self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
+        except ConflictError:
+            return
+
+    def _get(self, path: str) -> Manifest | None:
+        try:
+            return self._call("GET", path)
+        except NotFoundError:
+            return None
+
+    def _list(self, path: str, chosen: str = "") -> list[Manifest]:
+        items: list[Manifest] = self._call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
+        return items
+
+    def _apply(self, path: str, manifest: Manifest) -> Manifest:
+        query = [("fieldManager", MANAGER), ("force", "true")]
+        try:
+            return self._call("PATCH", path, manifest, query, "application/apply-patch+yaml")
+        except NotFoundError as error:
+            raise ClusterError(_words(error)) from None
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None = None,
+        query: list[tuple[str, str]] | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        """Raises NotFoundError, ConflictError; ClusterError for all else."""
+        try:
+            answer = self._client.request(
+                method,
+                path,
+                body=body,
+                query_params=query or [],
+                content_type=content_type,
+                serialize=False,
+                _request_timeout=_TIMEOUT,
+            )
+        except (NotFoundError, ConflictError):
+            raise
+        except DynamicApiError as error:
+            raise ClusterError(_words(error)) from None
+        except (HTTPError, OSError) as error:
+            raise ClusterError(f"the apiserver does not answer: {error}") from None
+        found: Manifest = json.loads(answer.data)
+        return found
+
+
+def _path(manifest: Manifest) -> str:
+    prefix, plural = CHILD_KINDS[manifest["kind"]]
+    metadata = manifest["metadata"]
+    return f"{prefix}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+
+
+def _text(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _words(error: DynamicApiError) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.status} {error.reason}"

@@ -1,0 +1,63 @@
+"""What kopf watches: events only ask for another look at a queue. Nothing is stored on the objects, no finalizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import kopf
+
+from tq_operator.api.crd import PLURAL
+from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION, QUEUE_LABEL
+from tq_operator.runtime.reconciler import Reconciler
+from transfer_queue.config.defaults import GROUP, VERSION
+
+__all__ = ["kopf_settings", "watch"]
+
+_CHILDREN = (
+    ("apps", "v1", "deployments"),
+    ("apps", "v1", "statefulsets"),
+    ("", "v1", "services"),
+    ("", "v1", "configmaps"),
+)
+_PODS = ("", "v1", "pods")
+
+
+def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
+    """Ask ``reconciler`` for a queue whenever it, a child, or a pod that uses it changes."""
+
+    # Coroutines: kopf runs plain functions on threads, and the reconciler belongs to the loop.
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def queue_changed(namespace: str | None, name: str, **_: Any) -> None:
+        reconciler.request((namespace or "", name))
+
+    async def child_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
+        if name := annotations.get(QUEUE_ANNOTATION):
+            reconciler.request((namespace or "", name))
+
+    for group, version, plural in _CHILDREN:
+        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed")(child_changed)
+
+    @kopf.on.event(*_PODS, registry=registry)
+    async def pod_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
+        await child_changed(namespace, annotations)
+        owner, separator, name = annotations.get(INJECTED_ANNOTATION, "").partition("/")
+        if separator:
+            reconciler.request((owner, name))
+
+
+def kopf_settings(health_seconds: float = 60.0) -> kopf.OperatorSettings:
+    """Own names for everything that kopf could leave on objects, and watches that end by themselves."""
+    settings = kopf.OperatorSettings()
+    settings.persistence.finalizer = f"{GROUP}/kopf"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, key="last-handled")
+    settings.posting.enabled = False
+    settings.posting.reporting_component = MANAGER
+    settings.networking.request_timeout = health_seconds
+    settings.watching.server_timeout = 10 * health_seconds
+    settings.watching.client_timeout = 10 * health_seconds + 30
+    settings.watching.connect_timeout = health_seconds
+    for group, version, plural in (*_CHILDREN, _PODS):
+        settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
+    return settings

@@ -1,0 +1,104 @@
+"""The operator process: settings, servers, watches, and their common end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kopf
+from aiohttp import web
+from kubernetes import client, config
+
+from tq_operator.runtime.cluster import Cluster
+from tq_operator.runtime.handlers import kopf_settings, watch
+from tq_operator.runtime.probes import probe_application
+from tq_operator.runtime.reconciler import Reconciler
+from tq_operator.runtime.settings import OperatorSettings
+from tq_operator.runtime.webhook import Certificate, webhook_application
+from transfer_queue.errors import StartError, TransferQueueError
+
+__all__ = ["main", "run"]
+
+logger = logging.getLogger("tq_operator")
+
+
+def main() -> int:
+    """Run until SIGTERM. An expected fault is one line on stderr and exit code 1."""
+    try:
+        settings = OperatorSettings.from_environment(os.environ)
+        kopf.configure(log_format=kopf.LogFormat.JSON)
+        logging.getLogger().setLevel(settings.log_level)
+        asyncio.run(run(settings))
+    except TransferQueueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def run(settings: OperatorSettings) -> None:
+    """Serve until the process is asked to end. Raises StartError, and what ended a part of it."""
+    cluster = Cluster(_api_client())
+    reconciler = Reconciler(cluster, settings.images, settings.namespaces, settings.identity)
+    certificate = Certificate(settings.certificates)
+    registry = kopf.get_default_registry()
+    watch(registry, reconciler)
+    operator = kopf.operator(
+        registry=registry,
+        settings=kopf_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+    )
+    async with (
+        _serving(webhook_application(cluster.queue), settings.webhook_port, certificate),
+        _serving(probe_application(reconciler, settings.resync), settings.health_port),
+    ):
+        # kopf's part ends on SIGTERM; the others end with it.
+        await _first_to_end(operator, reconciler.run(), reconciler.resync(settings.resync), certificate.watch())
+
+
+def _api_client() -> client.ApiClient:
+    try:
+        config.load_incluster_config()  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        try:
+            config.load_kube_config()  # type: ignore[no-untyped-call]
+        except config.ConfigException as error:
+            raise StartError(f"neither in a pod nor a usable kubeconfig: {error}") from None
+    return client.ApiClient()
+
+
+@asynccontextmanager
+async def _serving(
+    application: web.Application, port: int, certificate: Certificate | None = None
+) -> AsyncIterator[None]:
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, None, port, ssl_context=certificate.context if certificate else None).start()
+        except OSError as error:
+            raise StartError(f"cannot listen on port {port}: {error.strerror}") from None
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

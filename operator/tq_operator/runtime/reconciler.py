@@ -1,0 +1,218 @@
+"""Level-triggered reconciliation: whatever happened, look at what there is and write what differs.
+
+Keys of queues wait in a set; a key that is being worked on is not started twice. A failure is tried again after a delay
+that doubles up to a minute, with jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import datetime, timezone
+from typing import Any
+
+from tq_operator.plan.children import desired_children
+from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION, digest
+from tq_operator.plan.queue import Images, Manifest, Queue
+from tq_operator.plan.status import Observation, Problem, queue_status, refused_status
+from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.usage import stored_bytes
+from transfer_queue.config import resource
+from transfer_queue.config.defaults import API_VERSION, KIND
+from transfer_queue.errors import ConfigError
+
+__all__ = ["Key", "Reconciler", "queue_from"]
+
+logger = logging.getLogger("tq_operator.reconciler")
+
+Key = tuple[str, str]
+"""Namespace and name of a queue."""
+_WORKERS = 4
+_GATHER_S = 0.1
+"""Events of one change arrive together; one look at the queue answers them all."""
+_LONGEST_DELAY_S = 60.0
+_FINISHED = {"Succeeded", "Failed"}
+
+
+def queue_from(document: Manifest) -> Queue:
+    """Raises ConfigError if the spec is not valid."""
+    metadata = document["metadata"]
+    return Queue(resource.parse(document), metadata["uid"], metadata.get("generation", 0))
+
+
+class Reconciler:
+    """Brings the children of queues to what the plan wants, and their status to what there is."""
+
+    def __init__(self, cluster: Cluster, images: Images, namespaces: tuple[str, ...], identity: str) -> None:
+        self._cluster = cluster
+        self._images = images
+        self._namespaces = namespaces
+        self._identity = identity
+        self._waiting: set[Key] = set()
+        self._running: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._wake = asyncio.Event()
+        self.last_sync: float | None = None
+        """Loop time of the last complete look at all queues."""
+
+    def request(self, key: Key) -> None:
+        """Look at a queue soon."""
+        self._waiting.add(key)
+        self._wake.set()
+
+    async def resync(self, interval: float) -> None:
+        """Ask for every queue each ``interval`` seconds: a watch can go silent without an error."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                for document in await asyncio.to_thread(self._cluster.queues, self._namespaces):
+                    self.request((document["metadata"]["namespace"], document["metadata"]["name"]))
+                self.last_sync = loop.time()
+            except ClusterError as error:
+                logger.warning("cannot list queues: %s", error)
+            await asyncio.sleep(interval if self.last_sync is not None else 1.0)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        workers = asyncio.Semaphore(_WORKERS)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(_GATHER_S)
+                self._wake.clear()
+                for key in self._waiting - self._running:
+                    self._waiting.discard(key)
+                    self._running.add(key)
+                    task = asyncio.create_task(self._work(key, workers))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _work(self, key: Key, workers: asyncio.Semaphore) -> None:
+        try:
+            async with workers:
+                settled = await asyncio.to_thread(self.reconcile, key)
+        except Exception:  # the boundary of one queue: the others go on, this one is tried again
+            logger.exception("queue %s/%s", *key)
+            settled = False
+        finally:
+            self._running.discard(key)
+        if settled:
+            self._failures.pop(key, None)
+        else:
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            delay = min(_LONGEST_DELAY_S, 0.5 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+            asyncio.get_running_loop().call_later(delay, self.request, key)
+        if key in self._waiting:
+            self._wake.set()
+
+    def reconcile(self, key: Key) -> bool:
+        """Blocking. Whether all that was to be written could be written."""
+        document = self._cluster.queue(*key)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return True  # its children go with it: they name it as their owner
+        previous: dict[str, Any] = document.get("status", {})
+        try:
+            queue = queue_from(document)
+        except ConfigError as error:
+            generation = document["metadata"].get("generation", 0)
+            self._report(document, previous, refused_status(generation, str(error), previous, _now()))
+            return True
+        children = self._cluster.children(*key)
+        problems = self._apply_children(queue, children)
+        pods = self._cluster.pods(self._namespaces, queue.name)
+        seen = Observation(
+            children=children,
+            pods=[pod for pod in pods if _is_part(pod, queue)],
+            injected=sum(_is_injected(pod, queue) for pod in pods),
+            used=self._used(queue, children),
+            problems=problems,
+        )
+        self._report(document, previous, queue_status(queue, seen, previous, _now()))
+        return not problems
+
+    def _apply_children(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> list[Problem]:
+        """Write what differs; ``children`` is brought up to date."""
+        problems = []
+        for manifest in map(stamped, desired_children(queue, self._images)):
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            observed = children.get((kind, name))
+            try:
+                if observed is None:  # also one without our labels
+                    observed = self._cluster.child(manifest)
+                if foreign_owner(observed, queue.uid):
+                    message = f"{kind} {name} exists and belongs to something else; delete it or rename the queue"
+                    problems.append(Problem("NameConflict", message))
+                elif differs(manifest, observed):
+                    children[kind, name] = {**self._cluster.apply(manifest), "kind": kind}
+                    logger.info("applied %s %s/%s", kind, queue.namespace, name)
+            except ClusterError as error:
+                problems.append(Problem("ApplyFailed", f"{kind} {name}: {error}"))
+        return problems
+
+    def _used(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> int | None:
+        deployment = children.get(("Deployment", queue.child("controller")), {})
+        if not deployment.get("status", {}).get("readyReplicas"):
+            return None
+        return stored_bytes(f"http://{queue.host('controller')}:{queue.spec.controller.metrics_port}/metrics")
+
+    def _report(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
+        if status == previous:
+            return
+        metadata = document["metadata"]
+        self._cluster.write_status(metadata["namespace"], metadata["name"], status)
+        for condition in status["conditions"]:
+            if condition["type"] != "Progressing" and _changed(condition, previous):
+                self._cluster.create_event(_event(document, condition, self._identity))
+
+
+def _changed(condition: dict[str, Any], previous: dict[str, Any]) -> bool:
+    old = next((other for other in previous.get("conditions", []) if other["type"] == condition["type"]), None)
+    if old is None:  # a new queue is not yet ready and not degraded: no news
+        return bool(condition["status"] == "True")
+    return (old["status"], old["reason"]) != (condition["status"], condition["reason"])
+
+
+def _event(document: Manifest, condition: dict[str, Any], identity: str) -> Manifest:
+    metadata = document["metadata"]
+    good = (condition["type"] == "Ready") == (condition["status"] == "True")
+    mark = digest(f"{metadata['uid']} {condition['type']} {condition['reason']} {condition['lastTransitionTime']}")
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata['name'][:200]}.{mark}", "namespace": metadata["namespace"]},
+        "regarding": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": "Normal" if good else "Warning",
+        "reason": condition["reason"],
+        "action": "Reconcile",
+        "note": (condition["message"] or condition["reason"])[:1024],
+        "reportingController": MANAGER,
+        "reportingInstance": identity,
+        "eventTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+
+
+def _is_part(pod: Manifest, queue: Queue) -> bool:
+    metadata = pod["metadata"]
+    own = metadata.get("annotations", {}).get(QUEUE_ANNOTATION) == queue.name
+    return own and bool(metadata["namespace"] == queue.namespace)
+
+
+def _is_injected(pod: Manifest, queue: Queue) -> bool:
+    given = pod["metadata"].get("annotations", {}).get(INJECTED_ANNOTATION) == f"{queue.namespace}/{queue.name}"
+    return given and pod.get("status", {}).get("phase") not in _FINISHED
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,60 @@
+"""Settings of the operator process, from environment variables that the chart sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tq_operator.plan.queue import Images
+from transfer_queue.errors import ConfigError
+
+__all__ = ["OperatorSettings"]
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """``resync`` in seconds. ``namespaces`` empty: all of them. Port 0: any free port."""
+
+    images: Images
+    namespaces: tuple[str, ...] = ()
+    resync: float = 300.0
+    webhook_port: int = 9443
+    health_port: int = 8081
+    certificates: Path = Path("/etc/transferqueue-webhook")
+    """Folder of tls.crt and tls.key."""
+    log_level: str = "INFO"
+    identity: str = "local"
+    """Name of this pod, for events."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
+        """Raises ConfigError that names the variable."""
+        missing = [name for name in ("TQ_IMAGE_SERVER", "TQ_IMAGE_MOONCAKE") if not environ.get(name)]
+        if missing:
+            raise ConfigError(f"set {' and '.join(missing)} to the images that queues run by default")
+        images = Images(
+            environ["TQ_IMAGE_SERVER"],
+            environ["TQ_IMAGE_MOONCAKE"],
+            environ.get("TQ_IMAGE_PULL_POLICY", "IfNotPresent"),
+        )
+        return cls(
+            images=images,
+            namespaces=tuple(
+                name.strip() for name in environ.get("TQ_WATCH_NAMESPACES", "").split(",") if name.strip()
+            ),
+            resync=_number(environ, "TQ_RESYNC_SECONDS", cls.resync),
+            webhook_port=int(_number(environ, "TQ_WEBHOOK_PORT", cls.webhook_port)),
+            health_port=int(_number(environ, "TQ_HEALTH_PORT", cls.health_port)),
+            certificates=Path(environ.get("TQ_WEBHOOK_CERTIFICATES", str(cls.certificates))),
+            log_level=environ.get("TQ_LOG_LEVEL", cls.log_level),
+            identity=environ.get("POD_NAME", cls.identity),
+        )
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise ConfigError(f'{name}: "{text}" is not a number') from None

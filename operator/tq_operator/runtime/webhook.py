@@ -1,0 +1,123 @@
+"""Admission over HTTPS. Every replica serves it, from the certificate in one shared Secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tq_operator.admission.review import (
+    MalformedReviewError,
+    Review,
+    allow,
+    deny,
+    mutate_pod,
+    queue_of,
+    read_review,
+    validate_queue,
+)
+from tq_operator.plan.queue import Manifest
+from tq_operator.runtime.cluster import ClusterError
+from tq_operator.runtime.reconciler import queue_from
+from transfer_queue.errors import ConfigError, StartError
+
+__all__ = ["INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
+
+logger = logging.getLogger("tq_operator.webhook")
+
+INJECT_PATH = "/inject"
+VALIDATE_PATH = "/validate"
+# etcd holds objects up to 1.5 MiB; the review carries the object, and for updates the old one.
+_LARGEST_REVIEW = 8 << 20
+_LOOK_S = 2.0
+
+FindQueue = Callable[[str, str], Manifest | None]
+"""(namespace, name) -> the queue as the apiserver has it. Blocking; raises ClusterError."""
+
+
+class Certificate:
+    """tls.crt and tls.key of a folder, as the kubelet mounts a Secret; a change is taken up while serving."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = (folder / "tls.crt", folder / "tls.key")
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._loaded = self._state()
+        self._load()
+
+    def _state(self) -> tuple[tuple[int, int], ...]:
+        try:
+            return tuple((stat.st_mtime_ns, stat.st_ino) for stat in (file.stat() for file in self._files))
+        except OSError as error:
+            raise StartError(f"no certificate for the webhook: {error.filename}: {error.strerror}") from None
+
+    def _load(self) -> None:
+        try:
+            self.context.load_cert_chain(*self._files)
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(f"the certificate of the webhook cannot be used: {error}") from None
+
+    async def watch(self) -> None:
+        """Take up changed files until cancelled. New connections get the new certificate, open ones go on."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                state = self._state()
+                if state != self._loaded:
+                    self._load()
+                    self._loaded = state
+                    logger.info("took up a new certificate")
+            except StartError as error:  # half-written: the old one stays in use, look again
+                logger.warning("%s", error)
+
+
+def webhook_application(find_queue: FindQueue) -> web.Application:
+    """The two webhooks, at INJECT_PATH for pods and VALIDATE_PATH for queues."""
+
+    async def inject(review: Review) -> dict[str, Any]:
+        try:
+            wanted = queue_of(review)
+        except ValueError as error:
+            return deny(review, str(error))
+        if wanted is None:
+            return allow(review)
+        namespace, name = wanted
+        try:
+            document = await asyncio.to_thread(find_queue, namespace, name)
+        except ClusterError as error:
+            return deny(review, f"cannot look up TransferQueue {namespace}/{name}: {error}", 503)
+        if document is None:
+            return deny(
+                review, f"TransferQueue {namespace}/{name} does not exist; create it before pods that use it", 404
+            )
+        try:
+            return mutate_pod(review, queue_from(document))
+        except ConfigError as error:
+            return deny(review, f"TransferQueue {namespace}/{name} is not valid: {error}")
+
+    async def validate(review: Review) -> dict[str, Any]:
+        return validate_queue(review)
+
+    application = web.Application(client_max_size=_LARGEST_REVIEW)
+    for path, answer in ((INJECT_PATH, inject), (VALIDATE_PATH, validate)):
+        application.router.add_post(path, _handler(answer))
+    return application
+
+
+def _handler(answer: Callable[[Review], Any]) -> Callable[[web.Request], Any]:
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            review = read_review(json.loads(await request.read()))
+        except (MalformedReviewError, ValueError, RecursionError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        response = await answer(review)
+        if not response["response"]["allowed"]:
+            logger.info("refused in %s: %s", review.namespace, response["response"]["status"]["message"])
+        return web.json_response(response)
+
+    return handle

@@ -1,0 +1,283 @@
+"""``tq up`` with real processes: what it gives a command, and what it says and leaves when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.queue_command import QueueCommand
+from tests.integration.stack import wait_until
+from transfer_queue.config.resource import load
+from transfer_queue.errors import ConfigError
+
+PUT_AND_GET = """
+import torch, transfer_queue as tq
+tq.init()
+tq.kv_put(key="a", partition_id="p", fields={"x": torch.arange(3), "note": "hello"})
+row = tq.kv_batch_get("a", "p")
+print(row["x"][0].tolist(), list(row["note"]))
+tq.close()
+raise SystemExit(7)
+"""
+WAIT = "import signal, sys; print('waiting', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], QueueCommand]]:
+    made: list[QueueCommand] = []
+
+    def make(backend: dict[str, Any]) -> QueueCommand:
+        made.append(QueueCommand(tmp_path, backend))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        left = queue.processes()
+        for process in left:
+            process.kill()
+        assert not left, f"left running: {left}"
+
+
+@pytest.fixture
+def simple(make: Callable[[dict[str, Any]], QueueCommand]) -> QueueCommand:
+    return make({"simple": {}})
+
+
+@pytest.fixture
+def mooncake(make: Callable[[dict[str, Any]], QueueCommand]) -> QueueCommand:
+    return make({"mooncake": {}})
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+# --------------------------------------------------------------------------------------------------- what it gives
+
+
+@pytest.mark.parametrize("kind", ["simple", "mooncake"])
+def test_a_command_uses_the_queue_and_gives_its_exit_code(kind: str, request: pytest.FixtureRequest) -> None:
+    queue: QueueCommand = request.getfixturevalue(kind)
+    done = queue.up(sys.executable, "-c", PUT_AND_GET)
+    assert done.stdout == "[0, 1, 2] ['hello']\n", done.stderr
+    assert done.returncode == 7
+
+
+def test_a_signal_reaches_the_command_whose_end_ends_the_queue(simple: QueueCommand) -> None:
+    handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+    code = f"{handler}; print(1, flush=True); signal.pause()"
+    with simple.start("up", "-f", str(simple.file), "--", sys.executable, "-c", code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        process.terminate()
+        assert process.wait(30) == 5
+
+
+def test_a_command_ended_by_a_signal_gives_128_and_its_number(simple: QueueCommand) -> None:
+    assert simple.up(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == 137
+
+
+def test_in_the_foreground_it_serves_until_it_is_interrupted(simple: QueueCommand) -> None:
+    with simple.start("up", "-f", str(simple.file)) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "TQ_CONFIG_FILE" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_detached_it_is_listed_and_taken_down(simple: QueueCommand) -> None:
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    attach = last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE=")
+    status = simple.run("status").stdout
+    assert "test: simple backend" in status
+    assert f"127.0.0.1:{simple.resource['spec']['controller']['port']}" in status
+    assert f"TQ_CONFIG_FILE={attach}" in status
+    second = simple.run("up", "-f", str(simple.file))
+    assert (second.returncode, last_line(second.stderr)) == (
+        1,
+        "error: queue test is already running here; stop it with: tq down test",
+    )
+    assert simple.run("down").returncode == 0
+    assert simple.processes() == []
+    assert "no queue" in simple.run("status").stderr
+    missing = simple.run("down", "test")
+    assert (missing.returncode, missing.stderr) == (1, "error: queue test is not running here; running: none\n")
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong
+
+
+def unknown_field(spec: dict[str, Any]) -> None:
+    spec["storage"]["replics"] = 2
+
+
+def bad_quantity(spec: dict[str, Any]) -> None:
+    spec["storage"]["capacity"] = "16MB"
+
+
+def two_backends(spec: dict[str, Any]) -> None:
+    spec["backend"]["mooncake"] = {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (unknown_field, 'unknown field "spec.storage.replics"; did you mean replicas? allowed: capacity, image,'),
+        (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
+        (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
+    ],
+)
+def test_a_wrong_resource_is_refused_with_the_schema_s_message(
+    simple: QueueCommand, spoil: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    spoil(simple.resource["spec"])
+    simple.write()
+    with pytest.raises(ConfigError) as refused:
+        load(simple.file)
+    done = simple.up("true")
+    assert done.stderr == f"error: {refused.value}\n"
+    assert says in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["--detach", "--"])
+def test_a_file_that_is_not_there_is_named(simple: QueueCommand, kind: str) -> None:
+    simple.file.unlink()
+    done = simple.run("up", "-f", str(simple.file), *([kind] if kind != "--" else ["--", "true"]))
+    assert (done.returncode, done.stderr) == (2, f"error: {simple.file}: cannot be read: No such file or directory\n")
+
+
+def test_a_command_that_is_not_there_is_named(simple: QueueCommand) -> None:
+    done = simple.up("no-such-command")
+    assert (done.returncode, last_line(done.stderr)) == (
+        2,
+        "error: cannot run no-such-command: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize(
+    ("process", "setting"),
+    [
+        ("controller", ["controller", "port"]),
+        ("storage-1", ["storage", "port"]),
+        ("controller", ["controller", "metricsPort"]),
+    ],
+)
+def test_a_port_in_use_is_one_line_with_process_and_port(
+    simple: QueueCommand, process: str, setting: list[str]
+) -> None:
+    port = simple.resource["spec"][setting[0]][setting[1]] + (1 if process == "storage-1" else 0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        done = simple.up("true")
+    assert done.returncode == 1
+    line = last_line(done.stderr)
+    assert line.startswith(f"error: {process} did not start: ")
+    assert str(port) in line
+    assert "in use" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_of_the_master_in_use_is_one_line_with_the_setting(mooncake: QueueCommand) -> None:
+    port = mooncake.resource["spec"]["backend"]["mooncake"]["master"]["rpcPort"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        done = mooncake.up("true")
+    assert done.returncode == 1
+    assert f"port {port}" in last_line(done.stderr)
+    assert "rpcPort" in last_line(done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_libibverbs_is_one_line_with_the_package(mooncake: QueueCommand, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libibverbs.so.1").touch()  # found before the real one, and of no use
+    mooncake.environ["LD_LIBRARY_PATH"] = str(tmp_path / "lib")
+    done = mooncake.up("true")
+    assert done.returncode == 1
+    assert "libibverbs.so.1" in last_line(done.stderr)
+    assert last_line(done.stderr).endswith("apt-get install libibverbs1")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_master_that_dies_at_once_is_one_line_with_its_last_words(mooncake: QueueCommand, tmp_path: Path) -> None:
+    binary = tmp_path / "site" / "mooncake" / "mooncake_master"
+    binary.parent.mkdir(parents=True)
+    (binary.parent / "__init__.py").touch()
+    binary.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --help ]; then echo "    -rpc_port (port) type: int32 default: 1"; exit 1; fi\n'
+        'echo "the segment allocator does not like this machine" >&2; exit 3\n'
+    )
+    binary.chmod(0o755)
+    mooncake.environ["PYTHONPATH"] = f"{binary.parents[1]}:{mooncake.environ['PYTHONPATH']}"
+    done = mooncake.up("true")
+    assert done.returncode == 1
+    assert last_line(done.stderr) == (
+        "error: mooncake_master ended at once (exit status 3): the segment allocator does not like this machine"
+    )
+
+
+def test_a_storage_unit_that_is_killed_ends_the_command_and_is_named(simple: QueueCommand) -> None:
+    with simple.start("up", "-f", str(simple.file), "--", sys.executable, "-c", WAIT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        simple.named("storage-1.json").kill()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert last_line(err).startswith("error: storage-1 ended: killed by SIGKILL")
+
+
+def test_a_master_that_is_killed_ends_the_command_and_is_named(mooncake: QueueCommand) -> None:
+    with mooncake.start("up", "-f", str(mooncake.file), "--", sys.executable, "-c", WAIT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        mooncake.named("--rpc_port").kill()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert last_line(err).startswith("error: mooncake_master ended")
+
+
+@pytest.mark.parametrize("kind", ["simple", "mooncake"])
+def test_servers_never_outlive_a_killed_tq(kind: str, request: pytest.FixtureRequest) -> None:
+    queue: QueueCommand = request.getfixturevalue(kind)
+    assert queue.run("up", "-f", str(queue.file), "--detach").returncode == 0
+    keeper = queue.named("--background")
+    assert len(queue.processes()) > 3
+    keeper.kill()
+    wait_until(lambda: not queue.processes(), "every server is gone", 30)
+    assert "no queue" in queue.run("status").stderr
+
+
+def test_a_trainer_without_a_controller_says_where_it_looked(simple: QueueCommand) -> None:
+    port = simple.resource["spec"]["controller"]["port"]
+    simple.environ["TQ_CONTROLLER_ADDRESS"] = f"127.0.0.1:{port}"
+    trainer = Path(__file__).parents[2] / "examples" / "cartpole" / "trainer.py"
+    with psutil.Popen([sys.executable, str(trainer)], env=simple.environ, stderr=-1, text=True) as process:
+        _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert len(err.splitlines()) == 1, err
+    assert f"127.0.0.1:{port}" in err
+    assert "TQ_CONTROLLER_ADDRESS" in err
+
+
+def test_local_servers_of_init_never_outlive_a_killed_program(simple: QueueCommand) -> None:
+    code = "import transfer_queue as tq, signal; tq.init(); print(1, flush=True); signal.pause()"
+    with psutil.Popen([sys.executable, "-c", code], env=simple.environ, stdout=-1, text=True) as process:
+        assert process.stdout.readline() == "1\n"
+        assert len(simple.processes()) == 4
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not simple.processes(), "every server is gone", 30)

@@ -1,0 +1,60 @@
+"""Who runs which queue on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.cli.state import RunningQueue, claim, read_running, state_root, write_running
+from transfer_queue.errors import StartError
+
+
+@pytest.fixture(autouse=True)
+def _state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def note(folder: Path) -> RunningQueue:
+    queue = RunningQueue("q", os.getpid(), "simple", "127.0.0.1:1", str(folder / "attach.yaml"))
+    write_running(folder, queue)
+    return queue
+
+
+def test_a_queue_is_listed_from_when_it_is_noted_until_it_is_given_up() -> None:
+    with claim("q") as folder:
+        assert read_running() == []
+        queue = note(folder)
+        assert read_running() == [queue]
+    assert read_running() == []
+
+
+def test_a_queue_whose_keeper_was_killed_is_not_listed() -> None:
+    with claim("q") as folder:
+        note(folder)
+        left = (folder / "queue.json").read_bytes()
+    (state_root() / "q" / "queue.json").write_bytes(left)  # as after kill -9: the note is there, the lock is free
+    assert read_running() == []
+
+
+def test_a_name_can_be_claimed_once_at_a_time() -> None:
+    with claim("q"), pytest.raises(StartError, match="tq down q"), claim("q"):
+        pass
+    with claim("q"), claim("other"):
+        pass
+
+
+def test_a_claim_removes_what_the_last_run_left() -> None:
+    with claim("q") as folder:
+        (folder / "controller.log").write_text("old")
+    assert (state_root() / "q" / "controller.log").exists()
+    with claim("q") as folder:
+        assert {path.name for path in folder.iterdir()} == {"lock"}
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(StartError, match="XDG_STATE_HOME"), claim("q"):
+        pass

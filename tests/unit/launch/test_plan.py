@@ -1,0 +1,98 @@
+"""Which processes a resource becomes on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transfer_queue.config.resource import TransferQueue, load, parse
+from transfer_queue.errors import ConfigError
+from transfer_queue.launch.plan import plan_local, with_backend
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+
+
+def queue(backend: dict[str, Any], **spec: Any) -> TransferQueue:
+    return parse(
+        {
+            "apiVersion": "transferqueue.io/v1alpha1",
+            "kind": "TransferQueue",
+            "metadata": {"name": "q"},
+            "spec": {"backend": backend, **spec},
+        }
+    )
+
+
+def test_storage_units_get_consecutive_ports_and_their_controller() -> None:
+    plan = plan_local(queue({"simple": {}}, storage={"replicas": 3, "port": 6000, "metricsPort": 7000}))
+    units = plan.unit_configs("127.0.0.1:5")
+    assert [unit.name for unit in units] == ["storage-0", "storage-1", "storage-2"]
+    assert [unit.port for unit in units] == [6000, 6001, 6002]
+    assert [unit.metrics_port for unit in units] == [7000, 7001, 7002]
+    assert {tuple(unit.controller) for unit in units} == {("127.0.0.1:5",)}
+    assert plan.controller.expected_units == 3
+
+
+def test_nothing_listens_on_other_addresses_than_loopback() -> None:
+    plan = plan_local(load(QUICKSTART))
+    assert {plan.controller.host, *(unit.host for unit in plan.units)} == {"127.0.0.1"}
+
+
+def test_simple_units_bound_the_rows_unless_sample_capacity_does() -> None:
+    simple = {"simple": {"numUnits": 4, "unitSize": 100}}
+    assert plan_local(queue(simple)).controller.sample_capacity == 400
+    assert plan_local(queue(simple, controller={"sampleCapacity": 7})).controller.sample_capacity == 7
+    assert plan_local(queue({"mooncake": {}})).controller.sample_capacity is None
+
+
+def test_capacity_is_storage_capacity_or_the_segment() -> None:
+    storage = {"capacity": "3Mi"}
+    assert {unit.capacity for unit in plan_local(queue({"simple": {}}, storage=storage)).units} == {3 << 20}
+    mooncake = {"mooncake": {"globalSegmentSize": "5Mi"}}
+    assert {unit.capacity for unit in plan_local(queue(mooncake, storage=storage)).units} == {5 << 20}
+
+
+def test_endpoints_of_a_started_master_reach_controller_and_units() -> None:
+    plan = plan_local(load(QUICKSTART)).with_backend_settings({"masterServerAddress": "127.0.0.1:9"})
+    for choice in (plan.controller.backend, *(unit.backend for unit in plan.units)):
+        assert choice.kind == "mooncake"
+        assert choice.settings["masterServerAddress"] == "127.0.0.1:9"
+        assert choice.settings["protocol"] == "tcp"
+
+
+def test_programs_attach_with_layout_and_pickle_of_the_resource() -> None:
+    plan = plan_local(queue({"simple": {}}, layout="dense", security={"allowPickle": True}))
+    attach = plan.attach_config("127.0.0.1:5").dump()
+    assert attach == {
+        "name": "q",
+        "controller": {"addresses": ["127.0.0.1:5"]},
+        "layout": "dense",
+        "security": {"allowPickle": True},
+    }
+
+
+def test_another_backend_keeps_everything_else() -> None:
+    quickstart = load(QUICKSTART)
+    simple = with_backend(quickstart, "simple")
+    assert simple.spec.backend.kind == "simple"
+    assert plan_local(simple).master is None
+    assert simple.spec.controller == quickstart.spec.controller
+    assert with_backend(quickstart, "mooncake") is quickstart
+
+
+@pytest.mark.parametrize("kind", ["ray", "redis"])
+def test_a_backend_that_cannot_run_here_is_refused_with_those_that_can(kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf'"{kind}": supported values: "simple", "mooncake"'):
+        with_backend(load(QUICKSTART), kind)
+
+
+def test_a_resource_for_ray_has_no_local_processes() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.backend.*ray.*supported values: simple, mooncake"):
+        plan_local(queue({"ray": {}}))
+
+
+def test_ports_above_the_last_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"storage unit 1 would need port 65536"):
+        plan_local(queue({"simple": {}}, storage={"replicas": 2, "port": 65535}))
