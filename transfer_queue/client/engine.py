@@ -148,7 +148,7 @@ class Engine:
                 return await self._store_parts(backend, block, parts, 0.0)
             except CapacityError:
                 pass
-            more = max(parts, len(self._placement.candidates(1)))
+            more = max(parts, self._placement.takers)
             if more > parts and block.rows >= more and block.nbytes >= _SPLIT_BYTES:
                 try:
                     return await self._store_parts(backend, block, more, 0.0)
@@ -207,7 +207,7 @@ class Engine:
     async def _wait_for_units(self, timeout_s: float) -> None:
         """Units may be joining, or coming back."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._placement.candidates(0):
+        while not self._placement.takers:
             self._changed.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:

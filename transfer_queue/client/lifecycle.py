@@ -120,7 +120,7 @@ def _attach(config: AttachConfig) -> TransferQueueClient:
 
 def _named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
     """The queue that an explicit ``conf`` names, if it names one."""
-    plain = _plain(conf) or {}
+    plain: dict[str, Any] = _plain(conf) or {}
     controller = plain.get("controller")
     if not isinstance(controller, dict) or not controller.get("addresses"):
         return None

@@ -44,6 +44,9 @@ def parsed(data: TensorDict | dict[str, Any], parser: DataParser | None) -> Tens
 
 
 def _rows(value: Any) -> Any:
-    if getattr(value, "is_nested", False):
-        return list(value.unbind())
-    return value.tolist() if hasattr(value, "tolist") and not hasattr(value, "dtype") else value
+    """A dense tensor as it is, anything else as a list of rows."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return list(value.unbind()) if value.is_nested else value
+    return value.tolist() if hasattr(value, "tolist") else value

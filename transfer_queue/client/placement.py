@@ -24,8 +24,13 @@ class Placement:
         """A unit by number, also one that takes no new blocks."""
         return self._units.get(unit)
 
+    @property
+    def takers(self) -> int:
+        """How many units take new blocks."""
+        return sum(not info.draining for info in self._units.values())
+
     def candidates(self, nbytes: int) -> list[UnitInfo]:
-        """Units that could ever hold a block of ``nbytes``, in the order to try them. Empty if there is none."""
+        """Units that could ever hold a block of ``nbytes``, in the order to try them. Each call moves on by one unit."""
         fitting = [info for info in self._units.values() if not info.draining and info.capacity >= nbytes]
         if not fitting:
             return []

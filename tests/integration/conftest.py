@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import transfer_queue as tq
+from tests.integration.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running_stack(units=2, capacity="128Mi") as running:
+        yield running
+
+
+@pytest.fixture
+def queue(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """This process attached to the module's stack."""
+    monkeypatch.setenv("TQ_CONTROLLER_ADDRESS", stack.address)
+    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+    tq.init({"security": {"allowPickle": True}, "controller": {"addresses": [stack.address]}})
+    yield stack
+    tq.close()
+
+
+@pytest.fixture
+def partition() -> str:
+    """A name no other test uses."""
+    return uuid.uuid4().hex

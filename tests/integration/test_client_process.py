@@ -1,0 +1,183 @@
+"""A client as part of its process: threads, loops, forks, descriptors, the end of the interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.stack import ROOT, Stack, wait_until
+
+
+def run_python(code: str, stack: Stack | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.pop("TQ_CONTROLLER_ADDRESS", None)
+    if stack is not None:
+        environ["TQ_CONTROLLER_ADDRESS"] = stack.address
+    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+
+
+def own_errors(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Lines on stderr, but for a notice of torch about its own renaming."""
+    return [line for line in result.stderr.splitlines() if "is_fx_tracing" not in line]
+
+
+def in_forked_child(work: Callable[[], None]) -> int:
+    """Run ``work`` in a forked child; its exit status."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:  # the top of a process
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_parent_and_forked_child_both_go_on(queue: Stack, partition: str) -> None:
+    tq.kv_put("parent", partition, {"x": torch.ones(50_000)})
+
+    def child() -> None:
+        # numpy: torch's own thread pool does not survive a fork
+        assert tq.kv_batch_get("parent", partition)["x"].values().numpy().sum() == 50_000
+        tq.kv_put("child", partition, {"x": torch.zeros(10)})
+
+    assert in_forked_child(child) == 0
+    assert tq.kv_batch_get(["child", "parent"], partition)["x"].values().shape == (50_010,)
+
+
+def test_a_forked_child_that_lives_on_does_not_keep_its_dead_parent_connected(queue: Stack) -> None:
+    code = """
+import os, sys, time, transfer_queue as tq
+import torch
+tq.kv_put("a", "orphan", {"x": torch.ones(100_000)})
+if os.fork() == 0:
+    sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2)
+    time.sleep(30)
+os._exit(0)
+"""
+    before = queue.controller.metric("tq_clients_connected")
+    assert run_python(code, queue).returncode == 0
+    wait_until(lambda: queue.controller.metric("tq_clients_connected") == before, "the parent counts as gone")
+
+
+def test_two_thousand_calls_open_no_descriptors(queue: Stack, partition: str) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    for number in range(20):
+        tq.kv_put(f"k{number}", partition, {"x": torch.ones(4)})
+        tq.kv_batch_get(f"k{number}", partition)
+    before = count()
+    for number in range(1000):
+        tq.kv_put(f"k{number % 20}", partition, {"x": torch.ones(4)})
+        tq.kv_batch_get(f"k{number % 20}", partition)
+    assert count() <= before
+
+
+def test_a_client_has_at_most_two_threads(queue: Stack, partition: str) -> None:
+    others = [tq.TransferQueueClient(f"extra{number}", queue.address) for number in range(3)]
+    for client in others:
+        meta = client.put(TensorDict({"x": torch.ones(4, 1_000_000)}, batch_size=[4]), partition_id=partition)
+        assert asyncio.run(client.async_get_data(meta))["x"].values().sum() == 4_000_000
+        client.close()
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("tq-")]) <= 2
+    tq.get_client().clear_partition(partition)
+
+
+def test_one_client_serves_many_loops_and_threads_at_once(queue: Stack, partition: str) -> None:
+    async def work(number: int) -> int:
+        await tq.async_kv_put(f"k{number}", partition, {"x": torch.tensor(number)})
+        got = await tq.async_kv_batch_get(f"k{number}", partition)
+        return int(got["x"][0])
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: asyncio.run(work(number)), range(40)))
+    assert results == list(range(40))
+
+
+def test_blocking_calls_work_inside_a_running_loop(queue: Stack, partition: str) -> None:
+    async def main() -> float:
+        tq.kv_put("a", partition, {"x": torch.tensor(2.5)})
+        return float(tq.kv_batch_get("a", partition)["x"][0])
+
+    assert asyncio.run(main()) == 2.5
+
+
+def test_a_process_that_forgets_to_close_ends_cleanly(queue: Stack) -> None:
+    code = """
+import torch, transfer_queue as tq
+tq.kv_put("a", "forgetful", {"x": torch.ones(100_000)})
+assert tq.kv_batch_get("a", "forgetful")["x"].values().sum() == 100_000
+"""
+    result = run_python(code, queue)
+    assert (result.returncode, result.stdout, own_errors(result)) == (0, "", [])
+
+
+def test_without_a_queue_every_call_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQ_CONTROLLER_ADDRESS", raising=False)
+    monkeypatch.delenv("TQ_CONFIG_FILE", raising=False)
+    with pytest.raises(AssertionError, match=r"tq\.init\(\)"):
+        tq.get_client()
+    with pytest.raises(AssertionError, match="has not been initialized"):
+        tq.kv_list()
+
+
+def test_close_is_idempotent_and_a_closed_client_says_so(queue: Stack) -> None:
+    client = tq.TransferQueueClient("short", queue.address)
+    client.close()
+    client.close()
+    with pytest.raises(tq.TransferQueueError, match="closed"):
+        client.get_partition_list()
+
+
+def test_a_second_init_warns_of_what_it_ignores(queue: Stack) -> None:
+    with pytest.warns(UserWarning, match="layout"):
+        tq.init({"layout": "dense"})
+
+
+def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transfer_queue.client.options import ClientOptions
+
+    monkeypatch.setattr(ClientOptions, "connect_s", 0.3)
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9.*TQ_CONTROLLER_ADDRESS"):
+        tq.TransferQueueClient("lost", "127.0.0.1:9")
+
+
+def test_init_without_a_queue_starts_one_that_ends_with_close() -> None:
+    code = """
+import os, subprocess, torch, transfer_queue as tq
+def children():
+    return subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+conf = tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "32Mi"}}})
+assert conf.backend.storage_backend == "SimpleStorage", conf
+tq.kv_put("a", "p", {"x": torch.ones(3), "any": object})
+assert tq.kv_batch_get("a", "p")["any"][0] is object
+assert "transfer_queue.runtime" in children()
+tq.close()
+assert "transfer_queue.runtime" not in children(), children()
+"""
+    result = run_python(code)
+    assert (result.returncode, own_errors(result)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "module", ["transfer_queue", "transfer_queue.runtime", "transfer_queue.runtime.controller",
+               "transfer_queue.runtime.storage_unit"],
+)
+def test_servers_and_a_bare_import_load_no_torch(module: str) -> None:
+    result = run_python(f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stderr

@@ -1,0 +1,158 @@
+"""Consumers and producers that wait: woken by what they wait for, bounded in time, at nobody else's cost."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.stack import Stack, running_stack, wait_until
+
+
+def rows(count: int, start: int = 0) -> TensorDict:
+    return TensorDict({"x": torch.arange(start, start + count)}, batch_size=[count])
+
+
+def waiting(stack: Stack) -> float:
+    return stack.controller.metric("tq_controller_waiting")
+
+
+def test_a_parked_fetch_is_woken_by_another_clients_put(queue: Stack, partition: str) -> None:
+    other = tq.TransferQueueClient("other", queue.address)
+    with ThreadPoolExecutor(1) as pool:
+        fetch = pool.submit(tq.get_client().get_meta, ["x"], 4, partition, task_name="t", timeout=30)
+        wait_until(lambda: waiting(queue) == 1, "the fetch is parked")
+        other.put(rows(3), partition_id=partition)
+        assert not fetch.done()
+        other.put(rows(1, 3), partition_id=partition)
+        meta = fetch.result(20)
+    assert tq.get_client().get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+    other.close()
+
+
+def test_a_fetch_that_is_not_satisfied_says_what_was_missing(queue: Stack, partition: str) -> None:
+    tq.get_client().put(rows(1), partition_id=partition)
+    with pytest.raises(RuntimeError, match="(?i)timeout") as caught:
+        tq.get_client().get_meta(["x"], 2, partition, task_name="t", timeout=0.2)
+    assert isinstance(caught.value, TimeoutError)
+    assert tq.get_client().get_meta(["x"], 1, partition, task_name="t").size == 1
+
+
+def test_a_cancelled_fetch_consumes_nothing(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+
+    async def give_up() -> None:
+        fetch = asyncio.create_task(client.async_get_meta(["x"], 2, partition, task_name="t", timeout=60))
+        while await asyncio.to_thread(waiting, queue) != 1:
+            await asyncio.sleep(0.02)
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+
+    asyncio.run(give_up())
+    wait_until(lambda: waiting(queue) == 0, "the fetch is forgotten")
+    client.put(rows(2), partition_id=partition)
+    assert client.get_meta(["x"], 2, partition, task_name="t").size == 2
+
+
+def test_waiting_consumers_do_not_slow_a_third(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+    client.put(rows(4), partition_id=partition + "busy")
+
+    def median() -> float:
+        times = []
+        for _ in range(300):
+            begin = time.perf_counter()
+            client.get_partition_list()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    alone = median()
+    with ThreadPoolExecutor(2) as pool:
+        fetches: list[Future[Any]] = [
+            pool.submit(client.get_meta, ["x"], 8, partition, task_name=f"t{n}", timeout=60) for n in range(2)
+        ]
+        wait_until(lambda: waiting(queue) == 2, "both are parked")
+        beside = median()
+        client.put(rows(8), partition_id=partition)
+        assert [fetch.result(20).size for fetch in fetches] == [8, 8]
+    assert beside < 3 * alone  # a wait that occupied the controller would cost tens of times as much
+
+
+def test_polling_mode_answers_at_once_with_an_empty_batch() -> None:
+    with running_stack(units=1, pollingMode=True) as stack:
+        client = tq.TransferQueueClient("poller", stack.address)
+        client.put(rows(1), partition_id="p")
+        assert client.get_meta(["x"], 2, "p", task_name="t", timeout=60).size == 0
+        client.close()
+
+
+def test_a_put_waits_for_storage_space_that_a_clear_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "60")
+    with running_stack(units=1, capacity="16Mi") as stack:
+        client = tq.TransferQueueClient("producer", stack.address)
+        half = TensorDict({"x": torch.ones(10, 250_000)}, batch_size=[10])  # 10 MB
+        first = client.put(half, partition_id="p")
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(client.put, half, partition_id="p")
+            unrelated = client.put(rows(1), partition_id="q")
+            assert client.get_data(unrelated)["x"].tolist() == [0]
+            assert not second.done()
+            client.clear_samples(first)
+            assert client.get_data(second.result(30))["x"].values().sum() == 2_500_000
+        client.close()
+
+
+def test_without_space_in_time_a_put_is_a_capacity_error_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "0.3")
+    with running_stack(units=1, capacity="16Mi") as stack:
+        client = tq.TransferQueueClient("producer", stack.address)
+        client.put(TensorDict({"x": torch.ones(1, 3_000_000)}, batch_size=[1]), partition_id="p")
+        used = stack.used()
+        with pytest.raises(RuntimeError, match="capacity"):
+            client.put(TensorDict({"x": torch.ones(2, 1_000_000)}, batch_size=[2]), partition_id="q")
+        assert client.get_partition_list() == ["p"]
+        wait_until(lambda: stack.used() == used, "storage is as before")
+        client.close()
+
+
+def test_a_put_waits_for_the_sample_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "30")
+    with running_stack(units=1, sampleCapacity=4) as stack:
+        client = tq.TransferQueueClient("producer", stack.address)
+        first = client.put(rows(4), partition_id="p")
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(client.put, rows(2, 4), partition_id="p")
+            wait_until(lambda: waiting(stack) == 1, "the commit is parked")
+            client.clear_samples(first[:2])
+            assert client.get_data(second.result(20))["x"].tolist() == [4, 5]
+        client.close()
+
+
+def test_calls_proceed_while_the_caller_computes(queue: Stack, partition: str) -> None:
+    """A put under way needs nothing of its caller's event loop, nor more than a share of the interpreter lock."""
+    done = threading.Event()
+    client = tq.get_client()
+    data = TensorDict({"x": torch.ones(8, 1_000_000)}, batch_size=[8])
+
+    async def main() -> None:
+        put = asyncio.create_task(client.async_put(data, partition_id=partition))
+        await asyncio.sleep(0)  # it has begun
+        deadline = time.monotonic() + 30
+        while not client.check_production_status(["x"], partition):  # blocks this loop all the time
+            assert time.monotonic() < deadline
+            sum(range(100_000))
+        await put
+        done.set()
+
+    asyncio.run(main())
+    assert done.is_set()
+    client.clear_partition(partition)
