@@ -10,6 +10,10 @@ import pytest
 CI = os.environ.get("CI") == "true"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="write golden files anew instead of comparing with them")
+
+
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext

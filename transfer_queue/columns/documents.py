@@ -32,7 +32,9 @@ FRAME_BYTES: Final = 4096
 FRAMED: Final = b"\xc1" + bytes(7)
 """Starts the stored form of an object of several frames; 0xc1 starts no msgpack document."""
 
-NDARRAY, OBJECT_ARRAY, NUMPY_SCALAR, TENSOR, JAGGED, NESTED, BYTES, COMPLEX, BIG_INT, SURROGATES, PICKLE = range(1, 12)
+NDARRAY, OBJECT_ARRAY, NUMPY_SCALAR, TENSOR, JAGGED, NESTED, BYTES, COMPLEX, BIG_INT, SURROGATES, PAIRS, PICKLE = range(
+    1, 13
+)
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int, float, bool, type(None), bytes})
@@ -59,6 +61,8 @@ class _Writer:
             return [self.plain(item) for item in value]
         if kind is dict:
             if not all(_is_key(key, self.careful) for key in value):
+                if self.careful and _KEYS.issuperset(map(type, value)):
+                    return _extension(PAIRS, [[_careful_scalar(key), self.plain(item)] for key, item in value.items()])
                 return self.pickled(value)
             if not self.careful and _PLAIN.issuperset(map(type, value.values())):
                 return value
@@ -235,6 +239,7 @@ class _Reader:
         COMPLEX: lambda self, payload: complex(*payload),
         BIG_INT: lambda self, payload: int(payload, 16),
         SURROGATES: lambda self, payload: payload.decode("utf-8", "surrogatepass"),
+        PAIRS: lambda self, payload: dict(payload),
     }
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from transfer_queue.config.rules import Model
 
 __all__ = ["Condition", "Endpoints", "PartStatus", "Status"]
 
 
-class Condition(Model):
+class Reported(Model):
+    """Part of a status: written by the operator, so it can be made from Python names too."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class Condition(Reported):
     """One aspect of the state. Ready, Progressing and Degraded are always there."""
 
     type: str = Field(description="Ready, Progressing or Degraded.")
@@ -22,7 +28,7 @@ class Condition(Model):
     observed_generation: int = Field(default=0, description="metadata.generation that this is about.")
 
 
-class Endpoints(Model):
+class Endpoints(Reported):
     """Addresses of the running parts, host:port unless they are URLs."""
 
     controller: str | None = Field(default=None, description="Address that clients attach to.")
@@ -30,7 +36,7 @@ class Endpoints(Model):
     metadata_server: str | None = Field(default=None, description="URL of the HTTP metadata server.")
 
 
-class PartStatus(Model):
+class PartStatus(Reported):
     """Pods of one part."""
 
     replicas: int = Field(default=0, description="Wanted pods.")
@@ -46,7 +52,7 @@ class StorageStatus(PartStatus):
     used: str | None = Field(default=None, description="Memory in use over all storage units.")
 
 
-class Status(Model):
+class Status(Reported):
     """The observed state."""
 
     observed_generation: int = Field(default=0, description="metadata.generation that was last acted on.")

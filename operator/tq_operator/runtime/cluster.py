@@ -54,7 +54,8 @@ class Cluster:
         found = {}
         for kind, (prefix, plural) in CHILD_KINDS.items():
             for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen):
-                found[kind, item["metadata"]["name"]] = {**item, "kind": kind}
+                # Entries of a list do not say what they are.
+                found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
 
     def child(self, manifest: Manifest) -> Manifest | None:
@@ -133,6 +134,10 @@ def _path(manifest: Manifest) -> str:
     prefix, plural = CHILD_KINDS[manifest["kind"]]
     metadata = manifest["metadata"]
     return f"{prefix}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+
+
+def _api_version(prefix: str) -> str:
+    return prefix.removeprefix("/apis/").removeprefix("/api/")
 
 
 def _text(labels: Mapping[str, str]) -> str:

@@ -46,18 +46,23 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
             reconciler.request((owner, name))
 
 
-def kopf_settings(health_seconds: float = 60.0) -> kopf.OperatorSettings:
-    """Own names for everything that kopf could leave on objects, and watches that end by themselves."""
+def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettings:
+    """Own names for everything that kopf could leave on objects, and watches that end by themselves.
+
+    ``namespaced``: without the right to look at definitions and namespaces. ``timeout`` of requests in seconds.
+    """
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = f"{GROUP}/kopf"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, key="last-handled")
+    settings.process.ultimate_exiting_timeout = 10  # seconds; the kubelet's own patience is longer
+    settings.scanning.disabled = namespaced
     settings.posting.enabled = False
     settings.posting.reporting_component = MANAGER
-    settings.networking.request_timeout = health_seconds
-    settings.watching.server_timeout = 10 * health_seconds
-    settings.watching.client_timeout = 10 * health_seconds + 30
-    settings.watching.connect_timeout = health_seconds
+    settings.networking.request_timeout = timeout
+    settings.watching.server_timeout = 10 * timeout
+    settings.watching.client_timeout = 10 * timeout + 30
+    settings.watching.connect_timeout = timeout
     for group, version, plural in (*_CHILDREN, _PODS):
         settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
     return settings

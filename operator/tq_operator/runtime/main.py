@@ -34,6 +34,7 @@ def main() -> int:
         settings = OperatorSettings.from_environment(os.environ)
         kopf.configure(log_format=kopf.LogFormat.JSON)
         logging.getLogger().setLevel(settings.log_level)
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that is looked at
         asyncio.run(run(settings))
     except TransferQueueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -48,17 +49,17 @@ async def run(settings: OperatorSettings) -> None:
     certificate = Certificate(settings.certificates)
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
-    operator = kopf.operator(
-        registry=registry,
-        settings=kopf_settings(),
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-    )
     async with (
         _serving(webhook_application(cluster.queue), settings.webhook_port, certificate),
         _serving(probe_application(reconciler, settings.resync), settings.health_port),
     ):
+        operator = kopf.operator(
+            registry=registry,
+            settings=kopf_settings(namespaced=bool(settings.namespaces)),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
         # kopf's part ends on SIGTERM; the others end with it.
         await _first_to_end(operator, reconciler.run(), reconciler.resync(settings.resync), certificate.watch())
 

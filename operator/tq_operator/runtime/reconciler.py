@@ -149,7 +149,7 @@ class Reconciler:
                     message = f"{kind} {name} exists and belongs to something else; delete it or rename the queue"
                     problems.append(Problem("NameConflict", message))
                 elif differs(manifest, observed):
-                    children[kind, name] = {**self._cluster.apply(manifest), "kind": kind}
+                    children[kind, name] = self._cluster.apply(manifest)
                     logger.info("applied %s %s/%s", kind, queue.namespace, name)
             except ClusterError as error:
                 problems.append(Problem("ApplyFailed", f"{kind} {name}: {error}"))

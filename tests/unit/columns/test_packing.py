@@ -48,6 +48,7 @@ def test_decoding_inverts_encoding_of_every_kind(alloc: Alloc, workers: int) -> 
         {"pixel_values": torch.randn(300, 40), "image_grid_thw": torch.tensor([[1, 2, 3]]), "name": "é"},
         np.arange(5000).reshape(50, 100),
         [b"raw", None, True, 2**80, {(1, 2): -0.0}],
+        {"\ud800": [1], 2**80: None},  # keys that msgpack cannot hold
         b"z" * 10_000,
         torch.arange(3 << 20),  # large enough in total for the workers to be used
     ]

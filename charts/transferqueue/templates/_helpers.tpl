@@ -1,0 +1,56 @@
+{{- define "transferqueue.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}-operator
+{{- end }}
+
+{{- define "transferqueue.selector" -}}
+app.kubernetes.io/name: transferqueue-operator
+app.kubernetes.io/instance: {{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "transferqueue.labels" -}}
+{{ include "transferqueue.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Webhooks see neither Kubernetes' own namespaces nor the chart's: a broken operator can always be repaired. */}}
+{{- define "transferqueue.namespaceSelector" -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values:
+      {{- range concat (list "kube-system" "kube-public" "kube-node-lease" .Release.Namespace) .Values.webhook.excludeNamespaces | uniq }}
+      - {{ . | quote }}
+      {{- end }}
+  {{- with .Values.watchNamespaces }}
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values: {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- end }}
+
+{{- define "transferqueue.rules" -}}
+- apiGroups: [transferqueue.io]
+  resources: [transferqueues]
+  verbs: [get, list, watch]
+- apiGroups: [transferqueue.io]
+  resources: [transferqueues/status]
+  verbs: [patch]
+# Owner references with blockOwnerDeletion need it.
+- apiGroups: [transferqueue.io]
+  resources: [transferqueues/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [configmaps, services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}

@@ -1,0 +1,279 @@
+"""A queue's life against a real apiserver: created, at rest, changed by hand, scaled, refused, deleted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.operator.conftest import Operator, environment, write_certificate
+from tests.integration.operator.control_plane import ControlPlane, free_port, wait_until
+from tests.unit.config.test_resource import REFUSALS
+from transfer_queue.config import resource
+
+pytestmark = pytest.mark.timeout(1200)  # the first run builds Kubernetes
+
+KINDS = "deployments,statefulsets,services,configmaps"
+EXAMPLE = """
+apiVersion: transferqueue.io/v1alpha1
+kind: TransferQueue
+metadata: {name: NAME, namespace: default}
+spec:
+  backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}
+  access: {namespaces: [jobs]}
+"""
+
+
+def children(plane: ControlPlane, name: str) -> dict[str, dict[str, Any]]:
+    done = plane.kubectl("get", KINDS, "-l", f"transferqueue.io/queue={name}", "-o", "json", "--show-managed-fields")
+    assert done.returncode == 0, done.stderr
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in json.loads(done.stdout)["items"]}
+
+
+def condition(plane: ControlPlane, name: str, kind: str) -> dict[str, Any]:
+    status = (plane.get("transferqueue", name) or {}).get("status", {})
+    return next((entry for entry in status.get("conditions", []) if entry["type"] == kind), {})
+
+
+def served(plane: ControlPlane, resources: str, verbs: str) -> int:
+    """Requests that the apiserver answered so far."""
+    pattern = rf'^apiserver_request_total{{.*resource="({resources})".*verb="({verbs})".*}} (\d+)$'
+    return sum(int(found[3]) for found in re.finditer(pattern, plane.request("GET", "/metrics"), re.MULTILINE))
+
+
+@pytest.fixture
+def queue(operator: Operator, request: pytest.FixtureRequest) -> Any:
+    """Name of a queue of the test's own, whose children exist."""
+    name = re.sub(r"[^a-z]+", "-", request.node.name.removeprefix("test_"))[:30].strip("-")
+    operator.plane.apply(EXAMPLE.replace("NAME", name))
+    wait_until(lambda: condition(operator.plane, name, "Ready"), "the queue has a status")
+    yield name
+    operator.plane.kubectl("delete", "transferqueue", name, "--wait=false")
+
+
+def test_applying_a_queue_makes_its_children_with_owner_references(operator: Operator, queue: str) -> None:
+    plane, made = operator.plane, children(operator.plane, queue)
+    assert sorted(made) == [
+        f"ConfigMap/{queue}-config",
+        f"Deployment/{queue}-controller",
+        f"Service/{queue}-controller",
+        f"Service/{queue}-mooncake-master",
+        f"Service/{queue}-storage",
+        f"StatefulSet/{queue}-mooncake-master",
+        f"StatefulSet/{queue}-storage",
+    ]
+    uid = (plane.get("transferqueue", queue) or {})["metadata"]["uid"]
+    for item in made.values():
+        assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [uid]
+        managers = {entry["manager"] for entry in item["metadata"]["managedFields"] if entry["operation"] == "Apply"}
+        assert managers == {"transferqueue-operator"}
+
+
+def test_the_status_says_what_is_missing(operator: Operator, queue: str) -> None:
+    ready = condition(operator.plane, queue, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "PodsNotReady")
+    columns = operator.plane.kubectl("get", "tq", queue).stdout.split("\n")
+    assert columns[0].split() == ["NAME", "BACKEND", "READY", "STORAGE", "USED", "INJECTED", "AGE"]
+    assert columns[1].split()[:4] == [queue, "mooncake", "False", "0/2"]
+
+
+def test_a_queue_at_rest_is_read_but_not_written(operator: Operator, queue: str) -> None:
+    plane, writes = operator.plane, "APPLY|PATCH|POST|PUT|DELETE"
+    resources = "transferqueues|deployments|statefulsets|services|configmaps"
+
+    def versions() -> dict[str, str]:
+        queues = json.loads(plane.kubectl("get", "tq", "-A", "-o", "json").stdout)["items"]
+        items = [*children(plane, queue).values(), *queues]
+        return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
+
+    def quiet() -> bool:  # Kubernetes' own controllers have finished with the new objects
+        before, seen = versions(), served(plane, "transferqueues", "LIST")
+        wait_until(lambda: served(plane, "transferqueues", "LIST") > seen + 1, "two looks at the queue")
+        return versions() == before
+
+    wait_until(quiet, "the new objects are at rest")
+    before, written, listed = versions(), served(plane, resources, writes), served(plane, "transferqueues", "LIST")
+    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue")
+    assert versions() == before
+    own = operator.log.read_text().count("applied")
+    assert served(plane, resources, writes) - written == 0, f"{own} applied in all"
+
+
+def test_a_deleted_child_comes_back(operator: Operator, queue: str) -> None:
+    plane = operator.plane
+    for kind in ("service", "statefulset"):
+        old = (plane.get(kind, f"{queue}-storage") or {})["metadata"]["uid"]
+        plane.kubectl("delete", kind, f"{queue}-storage")
+
+        def replaced(kind: str = kind, old: str = old) -> bool:
+            found = plane.get(kind, f"{queue}-storage")
+            return bool(found and found["metadata"]["uid"] != old)
+
+        wait_until(replaced, f"the {kind} is back")
+
+
+def test_a_change_by_hand_is_taken_back(operator: Operator, queue: str) -> None:
+    plane, name = operator.plane, f"{queue}-controller"
+    image = '{"spec":{"template":{"spec":{"containers":[{"name":"controller","image":"evil:1"}]}}}}'
+    assert plane.kubectl("patch", "deployment", name, "-p", image).returncode == 0
+
+    def mended() -> bool:
+        found = plane.get("deployment", name) or {}
+        return bool(found["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/server:1")
+
+    wait_until(mended, "the image is the queue's again")
+
+
+def test_the_scale_subresource_scales_the_storage(operator: Operator, queue: str) -> None:
+    plane = operator.plane
+    assert plane.kubectl("scale", "transferqueue", queue, "--replicas=3").returncode == 0
+    wait_until(
+        lambda: (plane.get("statefulset", f"{queue}-storage") or {})["spec"]["replicas"] == 3, "three storage units"
+    )
+    wait_until(
+        lambda: (plane.get("transferqueue", queue) or {})["status"]["storage"]["summary"] == "0/3", "the status says so"
+    )
+
+
+def test_an_object_of_somebody_else_is_never_taken_over(operator: Operator) -> None:
+    plane, name = operator.plane, "conflict"
+    foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-config"}, "data": {"a": "b"}}
+    plane.apply(yaml.safe_dump(foreign))
+    plane.apply(EXAMPLE.replace("NAME", name))
+    wait_until(lambda: condition(plane, name, "Degraded").get("reason") == "NameConflict", "the conflict is reported")
+    assert (plane.get("configmap", f"{name}-config") or {})["data"] == {"a": "b"}
+    assert plane.get("statefulset", f"{name}-storage"), "the other children are made all the same"
+    plane.kubectl("delete", "configmap", f"{name}-config")
+    wait_until(lambda: condition(plane, name, "Degraded").get("status") == "False", "the conflict is over")
+    plane.kubectl("delete", "transferqueue", name)
+
+
+def test_deleting_a_queue_deletes_its_children_and_leaves_no_finalizer(operator: Operator, queue: str) -> None:
+    plane = operator.plane
+    assert "finalizers" not in (plane.get("transferqueue", queue) or {})["metadata"]
+    plane.kubectl("delete", "transferqueue", queue)
+    wait_until(lambda: not children(plane, queue), "the children are gone", 60)
+
+
+def given_boolean(spec: str) -> bool:
+    return "replicas: true" in spec
+
+
+@pytest.mark.parametrize(("spec", "message"), REFUSALS)
+def test_the_apiserver_refuses_with_the_words_of_the_library(plane: ControlPlane, spec: str, message: str) -> None:
+    head = "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: refused}\n"
+    done = plane.kubectl("apply", "-f", "-", stdin=f"{head}spec: {spec}\n")
+    assert done.returncode != 0
+    if message.startswith("unknown field"):  # the apiserver does not list what is allowed
+        assert message.split(";")[0] in done.stderr
+        return
+    path, _, words = message.partition(": ")
+    # In between, the apiserver says "Invalid value" and the value in a form of its own.
+    words = re.sub(r'^(?:"[^"]*"|-?[0-9]+|true|false) (?=must|is out)', "", words)
+    words = words.removeprefix('Invalid value: "2Q": ').split("; quote it")[0]
+    words = words.removesuffix("eger") if given_boolean(spec) else words  # it says int64 then
+    assert path in done.stderr
+    assert words in done.stderr
+
+
+def test_the_smallest_queue_is_stored_with_the_defaults_of_the_library(plane: ControlPlane) -> None:
+    head = "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: smallest}\n"
+    text = f"{head}spec: {{backend: {{mooncake: {{}}}}}}\n"
+    assert plane.kubectl("apply", "-f", "-", stdin=text).returncode == 0
+    try:
+        assert resource.parse(plane.get("transferqueue", "smallest")).spec == resource.load(text).spec
+    finally:
+        plane.kubectl("delete", "transferqueue", "smallest")
+
+
+JOBS = ("jobs", "default")
+
+
+def deployment(name: str, label: str) -> str:
+    template = {
+        "metadata": {"labels": {"app": name, "transferqueue.io/inject": label}},
+        "spec": {"containers": [{"name": "trainer", "image": "t:1", "env": [{"name": "LOCAL_IP", "value": "own"}]}]},
+    }
+    spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+    return yaml.safe_dump({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec})
+
+
+@pytest.mark.parametrize("namespace", JOBS)
+def test_the_pods_of_a_labelled_deployment_are_injected(operator: Operator, queue: str, namespace: str) -> None:
+    plane = operator.plane
+    plane.kubectl("create", "namespace", namespace)
+    wait_until(lambda: plane.get("serviceaccount", "default", namespace), "the namespace is set up")
+    label = queue if namespace == "default" else f"default_{queue}"
+    done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=deployment("trainer", label))
+    assert done.returncode == 0, done.stderr
+
+    def pods() -> Any:
+        return json.loads(plane.kubectl("get", "pods", "-n", namespace, "-l", "app=trainer", "-o", "json").stdout)[
+            "items"
+        ]
+
+    (pod,) = wait_until(pods, "the pod exists")
+    variables = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
+    assert variables["LOCAL_IP"] == "own"
+    assert variables["TQ_CONFIG_FILE"] == "/etc/transferqueue/attach.yaml"
+    assert f"{queue}-controller.default.svc:50060" in pod["metadata"]["annotations"]["transferqueue.io/attach"]
+    wait_until(lambda: (plane.get("transferqueue", queue) or {})["status"]["injected"] == 1, "the pod is counted")
+    plane.kubectl("delete", "deployment", "trainer", "-n", namespace)
+
+
+def run_pod(plane: ControlPlane, label: str, namespace: str = "default") -> subprocess.CompletedProcess[str]:
+    overrides = json.dumps({"metadata": {"labels": {"transferqueue.io/inject": label}}})
+    return plane.kubectl("run", "p", "--image=t:1", f"--overrides={overrides}", "--dry-run=server", "-n", namespace)
+
+
+def test_a_pod_that_asks_for_a_queue_that_does_not_exist_is_refused(operator: Operator) -> None:
+    done = run_pod(operator.plane, "nowhere")
+    assert "TransferQueue default/nowhere does not exist; create it before pods that use it" in done.stderr
+
+
+def test_pods_in_the_namespace_of_the_operator_are_never_looked_at(operator: Operator) -> None:
+    plane = operator.plane
+    wait_until(lambda: plane.get("serviceaccount", "default", "tq-system"), "the namespace is set up")
+    for namespace in ("tq-system", "kube-system"):
+        assert run_pod(plane, "nowhere", namespace).returncode == 0
+
+
+def test_a_new_certificate_is_taken_up_without_a_refused_pod(
+    operator: Operator, queue: str, certificates: Path
+) -> None:
+    write_certificate(operator.plane, certificates, "renewed")
+
+    def admitted_and_renewed() -> bool:
+        done = run_pod(operator.plane, queue)
+        assert done.returncode == 0, done.stderr
+        return "took up a new certificate" in operator.log.read_text()
+
+    wait_until(admitted_and_renewed, "the new certificate is in use")
+    assert run_pod(operator.plane, queue).returncode == 0
+
+
+def test_the_operator_needs_no_more_rights_than_the_chart_gives(operator: Operator, queue: str) -> None:
+    assert "forbidden" not in operator.log.read_text().lower()
+
+
+def test_the_operator_ends_on_a_signal_and_says_in_one_line_why_it_cannot_start(
+    plane: ControlPlane, certificates: Path, tmp_path: Path
+) -> None:
+    variables = environment(plane, certificates, free_port(), free_port(), TQ_WEBHOOK_CERTIFICATES=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "tq_operator"], env=variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: no certificate for the webhook: ")
+    variables["TQ_WEBHOOK_CERTIFICATES"] = str(certificates)
+    with subprocess.Popen([sys.executable, "-m", "tq_operator"], env=variables, stderr=subprocess.DEVNULL) as child:
+        running = Operator(plane, child, int(variables["TQ_HEALTH_PORT"]), tmp_path / "none")
+        wait_until(running.ready, "a second operator is ready")
+        child.terminate()
+        assert child.wait(30) == 0

@@ -1,0 +1,78 @@
+"""When an observed object says what is wanted, and when it has to be written."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.queues import IMAGES, queue
+from tq_operator.plan.children import desired_children
+from tq_operator.plan.difference import differs, foreign_owner, stamped
+
+
+@pytest.fixture
+def wanted() -> dict[str, Any]:
+    children = desired_children(queue("{backend: {simple: {}}}"), IMAGES)
+    return stamped(next(child for child in children if child["kind"] == "StatefulSet"))
+
+
+def observed_of(wanted: dict[str, Any]) -> dict[str, Any]:
+    """As the apiserver answers: defaults filled in, quantities in another form, fields of other managers."""
+    observed = copy.deepcopy(wanted)
+    observed["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    observed["metadata"]["annotations"]["someone/else"] = "1"
+    spec = observed["spec"]["template"]["spec"]
+    spec |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst"}
+    container = spec["containers"][0]
+    container["resources"]["requests"]["cpu"] = "0.1"
+    container["resources"]["limits"]["memory"] = "1536Mi"
+    container["env"].append({"name": "ADDED_BY_SOMEONE", "value": "1"})
+    container["livenessProbe"]["successThreshold"] = 1
+    return observed
+
+
+def test_defaults_other_managers_and_other_forms_of_a_quantity_are_no_difference(wanted: dict[str, Any]) -> None:
+    assert not differs(wanted, observed_of(wanted))
+
+
+def test_an_object_that_is_missing_differs(wanted: dict[str, Any]) -> None:
+    assert differs(wanted, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "replicas"), 5),
+        (("spec", "template", "spec", "containers", 0, "image"), "other"),
+        (("spec", "template", "spec", "containers", 0, "command"), ["sh"]),
+        (("spec", "template", "spec", "containers", 0, "env", 0, "value"), "x"),
+        (("spec", "template", "spec", "containers", 0, "resources", "limits", "memory"), "1Gi"),
+        (("spec", "template", "spec", "volumes"), []),
+        (("spec", "template", "spec", "automountServiceAccountToken"), True),
+        (("metadata", "labels"), {}),
+        (("metadata", "ownerReferences"), []),
+    ],
+)
+def test_a_change_by_hand_differs(wanted: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    observed = observed_of(wanted)
+    inner = observed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    assert differs(wanted, observed)
+
+
+def test_a_field_that_is_no_longer_wanted_differs(wanted: dict[str, Any]) -> None:
+    less = copy.deepcopy(wanted)
+    del less["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert differs(stamped(less), observed_of(wanted))
+
+
+def test_an_object_of_the_same_name_without_our_owner_is_foreign(wanted: dict[str, Any]) -> None:
+    assert not foreign_owner(wanted, "11111111-2222")
+    assert not foreign_owner(None, "11111111-2222")
+    assert foreign_owner(wanted, "another")
+    del wanted["metadata"]["ownerReferences"]
+    assert foreign_owner(wanted, "11111111-2222")

@@ -1,0 +1,245 @@
+"""What pods get, as JSON in and JSON out."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.operator.queues import document, queue
+from tq_operator.admission.injection import SETTINGS_ANNOTATION, inject, patch, wanted_queue
+from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, read_review, validate_queue
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.document import validate_document
+
+TCP = queue("{backend: {mooncake: {protocol: tcp}}, layout: dense}")
+RDMA = queue("{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}")
+
+
+def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """As a Deployment's ReplicaSet makes it."""
+    return {
+        "metadata": {
+            "generateName": "trainer-7d9c-",
+            "labels": {"app": "trainer", "transferqueue.io/inject": "quickstart"},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": "trainer-7d9c", "uid": "x", "apiVersion": "apps/v1"}],
+        },
+        "spec": {"containers": list(containers) or [{"name": "trainer", "image": "t:1"}], **spec},
+    }
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    names = [entry["name"] for entry in container["env"]]
+    assert len(names) == len(set(names)), "a variable is set twice"
+    return {
+        entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container["env"]
+    }
+
+
+def applied(before: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """``before`` with a JSON patch of add and replace, as the apiserver does it (RFC 6902)."""
+    result = copy.deepcopy(before)
+    for operation in operations:
+        *parents, last = operation["path"].strip("/").split("/")
+        inner: Any = result
+        for part in parents:
+            inner = inner[int(part)] if isinstance(inner, list) else inner[part]
+        if isinstance(inner, list):
+            assert operation["op"] == "replace"
+            inner[int(last)] = operation["value"]
+        else:
+            inner[last] = operation["value"]
+    return result
+
+
+def test_a_labelled_pod_gets_settings_environment_and_shared_memory() -> None:
+    made = inject(pod(), TCP)
+    (container,) = made["spec"]["containers"]
+    assert environment(container) == {
+        "LOCAL_IP": "status.podIP",
+        "MC_TCP_BIND_ADDRESS": "status.podIP",
+        "MC_STORE_MEMCPY": "0",
+        "TQ_LOGGING_LEVEL": "WARNING",
+        "TQ_CONFIG_FILE": "/etc/transferqueue/attach.yaml",
+    }
+    assert {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]} == {
+        "/etc/transferqueue": "transferqueue-config",
+        "/dev/shm": "transferqueue-shm",
+    }
+    assert {volume["name"]: volume.get("emptyDir") for volume in made["spec"]["volumes"]} == {
+        "transferqueue-config": None,
+        "transferqueue-shm": {"medium": "Memory", "sizeLimit": "1Gi"},
+    }
+    assert made["metadata"]["annotations"]["transferqueue.io/injected"] == "rl/quickstart"
+
+
+def test_the_settings_in_the_annotation_are_what_the_library_reads() -> None:
+    text = inject(pod(), TCP)["metadata"]["annotations"][SETTINGS_ANNOTATION]
+    attach = validate_document(AttachConfig, yaml.safe_load(text), "attach.yaml")
+    assert (attach.name, attach.layout) == ("quickstart", "dense")
+    assert attach.controller.addresses == ["quickstart-controller.rl.svc:50060"]
+
+
+def test_with_rdma_the_pod_asks_for_its_device_and_may_lock_memory() -> None:
+    (container,) = inject(pod(), RDMA)["spec"]["containers"]
+    assert environment(container)["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1"
+    assert container["resources"] == {"limits": {"rdma/shared": "1"}, "requests": {"rdma/shared": "1"}}
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_what_the_pod_says_itself_stays() -> None:
+    own = {
+        "name": "trainer",
+        "env": [{"name": "TQ_LOGGING_LEVEL", "value": "DEBUG"}, {"name": "PEER", "value": "$(LOCAL_IP):1"}],
+        "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm/"}],
+        "resources": {"limits": {"rdma/shared": "2"}},
+    }
+    made = inject(pod(own, volumes=[{"name": "mine", "emptyDir": {"medium": "Memory"}}]), RDMA)
+    (container,) = made["spec"]["containers"]
+    assert environment(container)["TQ_LOGGING_LEVEL"] == "DEBUG"
+    assert container["resources"]["limits"] == {"rdma/shared": "2"}
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["mine", "transferqueue-config"]
+    assert [volume["name"] for volume in made["spec"]["volumes"]] == ["mine", "transferqueue-config"]
+    names = [entry["name"] for entry in container["env"]]
+    assert names.index("LOCAL_IP") < names.index("PEER"), "the pod's own variables can refer to ours"
+
+
+@pytest.mark.parametrize("variable", ["TQ_CONTROLLER_ADDRESS", "TQ_CONFIG_FILE"])
+def test_a_pod_that_names_its_queue_itself_keeps_it(variable: str) -> None:
+    (container,) = inject(pod({"name": "t", "env": [{"name": variable, "value": "own"}]}), TCP)["spec"]["containers"]
+    assert {name: value for name, value in environment(container).items() if name.startswith("TQ_C")} == {
+        variable: "own"
+    }
+
+
+def test_init_containers_and_known_sidecars_are_left_as_they_are() -> None:
+    init, sidecar = {"name": "fetch"}, {"name": "istio-proxy"}
+    before = pod({"name": "trainer"}, sidecar, initContainers=[init, {"name": "log", "restartPolicy": "Always"}])
+    made = inject(before, TCP)
+    assert made["spec"]["initContainers"] == before["spec"]["initContainers"]
+    assert made["spec"]["containers"][1] == sidecar
+    everywhere = queue("{backend: {simple: {}}, injection: {initContainers: true, excludeContainers: [log]}}")
+    made = inject(before, everywhere)
+    assert ["env" in container for container in made["spec"]["initContainers"]] == [True, False]
+
+
+@pytest.mark.parametrize("given", [TCP, RDMA])
+def test_a_second_injection_changes_nothing(given: Any) -> None:
+    once = inject(pod({"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}), given)
+    assert inject(once, given) == once
+    assert patch(once, inject(once, given)) == []
+
+
+def test_another_webhook_in_between_costs_nothing_but_its_own_container() -> None:
+    once = inject(pod(), TCP)
+    once["spec"]["containers"].append({"name": "added", "image": "a:1"})
+    operations = patch(once, inject(once, TCP))
+    assert [operation["path"] for operation in operations] == ["/spec/containers/1"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pod(),
+        pod({"name": "a", "env": None, "volumeMounts": None}, volumes=None),
+        pod({"name": "a"}, {"name": "b"}, initContainers=[{"name": "i"}], volumes=[{"name": "v"}]),
+        {"metadata": {"annotations": {"a/b": "c"}, "labels": {}}, "spec": {"containers": [{"name": "x"}]}},
+        {"spec": {"containers": [{"name": "x"}]}},
+    ],
+)
+def test_the_patch_makes_of_the_pod_what_injection_wants(before: dict[str, Any]) -> None:
+    unchanged = copy.deepcopy(before)
+    after = inject(before, TCP)
+    assert before == unchanged, "the pod that was given is not touched"
+    assert applied(before, patch(before, after)) == after
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "wanted"),
+    [
+        ({}, {}, None),
+        ({"transferqueue.io/inject": ""}, {}, None),
+        ({"transferqueue.io/inject": "q"}, {}, ("jobs", "q")),
+        ({"transferqueue.io/inject": "with.dots"}, {}, ("jobs", "with.dots")),
+        ({"transferqueue.io/inject": "rl_q"}, {}, ("rl", "q")),
+        ({"transferqueue.io/inject": "q"}, {"transferqueue.io/inject": "rl/q"}, ("rl", "q")),
+    ],
+)
+def test_label_and_annotation_name_the_queue(labels: Any, annotations: Any, wanted: Any) -> None:
+    assert wanted_queue({"metadata": {"labels": labels, "annotations": annotations}}, "jobs") == wanted
+
+
+@pytest.mark.parametrize("asked", ["a/b/c", "/q", "rl/", "_q"])
+def test_a_name_that_is_none_is_refused(asked: str) -> None:
+    with pytest.raises(ValueError, match="is neither NAME nor NAMESPACE_NAME of a TransferQueue"):
+        wanted_queue({"metadata": {"annotations": {"transferqueue.io/inject": asked}}}, "jobs")
+
+
+def review(subject: Any, namespace: str = "rl") -> Review:
+    return read_review({"request": {"uid": "1", "namespace": namespace, "object": subject}})
+
+
+def test_the_answer_carries_the_patch() -> None:
+    response = mutate_pod(review(pod()), TCP)["response"]
+    operations = json.loads(base64.b64decode(response["patch"]))
+    assert (response["uid"], response["allowed"], response["patchType"]) == ("1", True, "JSONPatch")
+    assert applied(pod(), operations) == inject(pod(), TCP)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "allowed"), [("[]", False), ("[other]", False), ("[jobs]", True), ('["*"]', True)]
+)
+def test_another_namespace_needs_access(namespaces: str, allowed: bool) -> None:
+    given = queue(f"{{backend: {{simple: {{}}}}, access: {{namespaces: {namespaces}}}}}")
+    response = mutate_pod(review(pod(), "jobs"), given)["response"]
+    assert response["allowed"] is allowed
+    if not allowed:
+        assert (
+            "does not admit pods of namespace jobs; add it to spec.access.namespaces" in response["status"]["message"]
+        )
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"request": 5},
+        {"request": {"uid": 5}},
+        {"request": {"uid": "1"}},
+        {"request": {"uid": "1", "object": "text"}},
+    ],
+)
+def test_garbage_is_no_review(garbage: Any) -> None:
+    with pytest.raises(MalformedReviewError):
+        read_review(garbage)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        {"spec": "text"},
+        {"spec": {"containers": "text"}},
+        {"spec": {"containers": ["text"]}},
+        {"spec": {"containers": [{"env": 5}]}},
+        {"spec": {"containers": [{"env": ["X=1"]}]}},
+        {"spec": {"containers": [], "volumes": [None]}},
+    ],
+)
+def test_a_pod_that_is_none_is_refused_in_words(subject: Any) -> None:
+    response = mutate_pod(review(subject), TCP)["response"]
+    assert response["allowed"] is False
+    assert response["status"]["message"].startswith("not a pod: ")
+
+
+def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
+    assert validate_queue(review(document("{backend: {simple: {}}}")))["response"]["allowed"] is True
+    response = validate_queue(review(document("{backend: {simple: {}, ray: {}}}")))["response"]
+    assert response["allowed"] is False
+    assert response["status"]["message"] == "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"

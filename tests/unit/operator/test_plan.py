@@ -1,0 +1,150 @@
+"""A spec in, manifests out: each plans/NAME.yaml holds a spec and then every child that the operator makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.operator.queues import IMAGES, queue
+from tq_operator.plan.children import CONFIG_ANNOTATION, desired_children
+from tq_operator.plan.names import child_name, selector
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.document import validate_document
+from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
+from transfer_queue.storage.mooncake.settings import parse_settings
+
+PLANS = Path(__file__).parent / "plans"
+SPECS = {
+    "simple": "{backend: {simple: {}}}",
+    "mooncake-tcp": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, storage: {replicas: 3}}",
+    "mooncake-rdma": "{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}",
+    "overrides": """
+backend: {simple: {}}
+controller:
+  image: registry.example/own:2
+  port: 6000
+  resources: {limits: {memory: 2Gi}}
+  sampler: {name: GRPOGroupNSampler, args: {n_samples_per_prompt: 8}}
+storage:
+  capacity: 1.5Gi
+  nodeSelector: {disk: fast}
+  tolerations: [{key: gpu, operator: Exists}]
+layout: dense
+""",
+    "ray": "{backend: {ray: {}}}",
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Configuration files inside of manifests stay readable."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def children(spec: str, name: str = "quickstart") -> dict[tuple[str, str], dict[str, Any]]:
+    found = desired_children(queue(spec, name), IMAGES)
+    return {(child["kind"], child["metadata"]["name"]): child for child in found}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_children_are_as_recorded(name: str, regenerate: bool) -> None:
+    documents = [{"spec": yaml.safe_load(SPECS[name])}, *desired_children(queue(SPECS[name]), IMAGES)]
+    text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+    path = PLANS / f"{name}.yaml"
+    if regenerate:
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"see the difference: pytest {__file__} --regenerate; git diff"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = children(SPECS[name])["ConfigMap", "quickstart-config"]["data"]
+    controller = validate_document(ControllerConfig, yaml.safe_load(data["controller.yaml"]), "controller.yaml")
+    attach = validate_document(AttachConfig, yaml.safe_load(data["attach.yaml"]), "attach.yaml")
+    assert attach.controller.addresses == [f"quickstart-controller.rl.svc:{controller.port}"]
+    if "storage.yaml" in data:
+        unit = validate_document(StorageUnitConfig, yaml.safe_load(data["storage.yaml"]), "storage.yaml")
+        assert unit.controller == attach.controller.addresses
+        assert unit.backend == controller.backend
+    if controller.backend.kind == "mooncake":
+        settings = parse_settings(controller.backend.settings)
+        assert settings.master_server_address == "quickstart-mooncake-master.rl.svc:50051"
+        assert settings.metadata_server == "http://quickstart-mooncake-master.rl.svc:8080/metadata"
+
+
+@pytest.mark.parametrize("name", ["simple", "mooncake-tcp", "overrides"])
+def test_every_pod_is_admitted_by_the_restricted_pod_security_standard(name: str) -> None:
+    templates = [
+        child["spec"]["template"]["spec"]
+        for child in children(SPECS[name]).values()
+        if "template" in child.get("spec", {})
+    ]
+    assert templates
+    for pod in templates:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert set(pod) & {"hostNetwork", "hostPID", "hostIPC"} == set()
+        assert all("hostPath" not in volume for volume in pod["volumes"])
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_child_names_the_queue_as_its_owner_and_carries_its_labels() -> None:
+    for child in children(SPECS["mooncake-tcp"]).values():
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == (
+            "TransferQueue",
+            "quickstart",
+            "11111111-2222",
+            True,
+        )
+        assert selector("quickstart").items() <= child["metadata"]["labels"].items()
+
+
+def test_scaling_the_storage_restarts_nothing() -> None:
+    two, three = (children(f"{{backend: {{mooncake: {{}}}}, storage: {{replicas: {n}}}}}") for n in (2, 3))
+    changed = [key for key in two if two[key] != three[key]]
+    assert changed == [("StatefulSet", "quickstart-storage")]
+    assert two[changed[0]]["spec"]["template"] == three[changed[0]]["spec"]["template"]
+
+
+def test_a_change_of_settings_restarts_the_process_that_reads_them() -> None:
+    def marks(spec: str) -> dict[str, str]:
+        return {
+            key[1]: child["spec"]["template"]["metadata"]["annotations"].get(CONFIG_ANNOTATION, "")
+            for key, child in children(spec).items()
+            if "template" in child.get("spec", {})
+        }
+
+    before = marks("{backend: {simple: {}}}")
+    after = marks("{backend: {simple: {}}, controller: {pollingMode: true}}")
+    assert [name for name in before if before[name] != after[name]] == ["quickstart-controller"]
+
+
+@pytest.mark.parametrize("name", ["a" * 253, "with.dots", "9digits", "a" * 43, "x", "1" * 60 + "." + "b" * 60])
+def test_a_name_of_any_length_gives_children_that_the_apiserver_accepts(name: str) -> None:
+    for part in ("controller", "storage", "mooncake-master", "config"):
+        made = child_name(name, part)
+        assert len(made) <= 52
+        assert made.strip("-") == made
+        assert made[0].isalpha()
+        assert "." not in made
+    assert all(len(value) <= 63 for value in selector(name, "storage").values())
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    assert child_name("a" * 100 + "b", "storage") != child_name("a" * 100 + "c", "storage")
