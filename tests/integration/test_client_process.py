@@ -40,7 +40,7 @@ def in_forked_child(work: Callable[[], None]) -> int:
         try:
             work()
             code = 0
-        except BaseException:  # the top of a process
+        except BaseException:  # noqa: BLE001 - the top of a process
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -150,9 +150,7 @@ def test_a_second_init_warns_of_what_it_ignores(queue: Stack) -> None:
 
 
 def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer_queue.client.options import ClientOptions
-
-    monkeypatch.setattr(ClientOptions, "connect_s", 0.3)
+    monkeypatch.setenv("TQ_CONNECT_TIMEOUT", "0.3")
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9.*TQ_CONTROLLER_ADDRESS"):
         tq.TransferQueueClient("lost", "127.0.0.1:9")
 
@@ -175,9 +173,16 @@ assert "transfer_queue.runtime" not in children(), children()
 
 
 @pytest.mark.parametrize(
-    "module", ["transfer_queue", "transfer_queue.runtime", "transfer_queue.runtime.controller",
-               "transfer_queue.runtime.storage_unit"],
+    "module",
+    [
+        "transfer_queue",
+        "transfer_queue.runtime",
+        "transfer_queue.runtime.controller",
+        "transfer_queue.runtime.storage_unit",
+    ],
 )
 def test_servers_and_a_bare_import_load_no_torch(module: str) -> None:
-    result = run_python(f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])")
+    result = run_python(
+        f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])"
+    )
     assert result.stdout.strip() == "[]", result.stderr

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack
+from tests.integration.stack import Stack, wait_until
 
 
 def batch(rows: int = 2, **fields: Any) -> TensorDict:
@@ -166,6 +167,16 @@ def test_clear_ignores_what_is_missing_and_keeps_the_partition(queue: Stack, par
     assert tq.kv_list(partition) == {partition: {"b": {}}}
     tq.kv_clear(["b"], partition)
     assert tq.kv_list(partition) == {partition: {}}
+
+
+def test_tags_take_numbers_of_numpy_and_torch_and_refuse_what_is_not_plain(queue: Stack, partition: str) -> None:
+    tq.kv_put("a", partition, {"x": 1}, {"score": np.float64(0.5), "step": torch.tensor(3)})
+    assert tq.kv_list(partition) == {partition: {"a": {"score": 0.5, "step": 3}}}
+    used = queue.used()
+    with pytest.raises(TypeError, match="put other values as fields"):
+        tq.kv_put("b", partition, {"x": torch.ones(1000)}, {"bad": object()})
+    assert list(tq.kv_list(partition)[partition]) == ["a"]
+    wait_until(lambda: queue.used() == used, "the refused put's block is freed")
 
 
 def test_the_data_parser_rewrites_what_is_stored(queue: Stack, partition: str) -> None:

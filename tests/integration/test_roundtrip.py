@@ -17,7 +17,9 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param.startswith("asyncio"):
             patch.setenv("TQ_EVENT_LOOP", "asyncio")
-        with running_stack(units=2, capacity="128Mi", settings={"sharedMemory": request.param == "shared memory"}) as it:
+        with running_stack(
+            units=2, capacity="128Mi", settings={"sharedMemory": request.param == "shared memory"}
+        ) as it:
             yield it
 
 
@@ -127,7 +129,9 @@ def test_the_low_level_client_appends_fetches_and_clears(queue: Stack, partition
 def test_rows_of_several_partitions_are_read_in_order(queue: Stack, partition: str) -> None:
     client = tq.get_client()
     parts = [
-        client.put(TensorDict({"x": torch.tensor([10 * n, 10 * n + 1])}, batch_size=[2]), partition_id=f"{partition}{n}")
+        client.put(
+            TensorDict({"x": torch.tensor([10 * n, 10 * n + 1])}, batch_size=[2]), partition_id=f"{partition}{n}"
+        )
         for n in range(2)
     ]
     both = tq.BatchMeta.concat(parts)

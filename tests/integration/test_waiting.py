@@ -40,7 +40,7 @@ def test_a_parked_fetch_is_woken_by_another_clients_put(queue: Stack, partition:
 
 def test_a_fetch_that_is_not_satisfied_says_what_was_missing(queue: Stack, partition: str) -> None:
     tq.get_client().put(rows(1), partition_id=partition)
-    with pytest.raises(RuntimeError, match="(?i)timeout") as caught:
+    with pytest.raises(RuntimeError, match=r"(?i)timeout") as caught:
         tq.get_client().get_meta(["x"], 2, partition, task_name="t", timeout=0.2)
     assert isinstance(caught.value, TimeoutError)
     assert tq.get_client().get_meta(["x"], 1, partition, task_name="t").size == 1
@@ -51,8 +51,7 @@ def test_a_cancelled_fetch_consumes_nothing(queue: Stack, partition: str) -> Non
 
     async def give_up() -> None:
         fetch = asyncio.create_task(client.async_get_meta(["x"], 2, partition, task_name="t", timeout=60))
-        while await asyncio.to_thread(waiting, queue) != 1:
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(wait_until, lambda: waiting(queue) == 1, "the fetch is parked")
         fetch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetch

@@ -124,7 +124,7 @@ def _named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | Non
     controller = plain.get("controller")
     if not isinstance(controller, dict) or not controller.get("addresses"):
         return None
-    known = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
+    known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
     return validate_document(AttachConfig, {**known, "controller": {"addresses": controller["addresses"]}}, "conf")
 
 

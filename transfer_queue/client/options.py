@@ -32,6 +32,7 @@ class ClientOptions:
         return cls(
             layout=config.layout,
             allow_pickle=config.security.allow_pickle,
+            connect_s=_seconds("TQ_CONNECT_TIMEOUT", cls.connect_s),
             request_s=_seconds("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", cls.request_s),
             # Two variables of 0.1.x that bound the same wait; the longer one was in effect.
             fetch_s=max(

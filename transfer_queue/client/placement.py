@@ -30,7 +30,7 @@ class Placement:
         return sum(not info.draining for info in self._units.values())
 
     def candidates(self, nbytes: int) -> list[UnitInfo]:
-        """Units that could ever hold a block of ``nbytes``, in the order to try them. Each call moves on by one unit."""
+        """Units that could ever hold a block of ``nbytes``, in the order to try. Each call moves on by one unit."""
         fitting = [info for info in self._units.values() if not info.draining and info.capacity >= nbytes]
         if not fitting:
             return []

@@ -17,14 +17,26 @@ import msgspec
 import numpy as np
 
 from transfer_queue.config.attach import parse_address
-from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import ConnectionLostError, InvalidTypeError, TransferQueueError, WaitTimeoutError
 from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
 from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
 
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
-_ENCODER = msgspec.msgpack.Encoder()
+
+
+def _plain_value(value: Any) -> Any:
+    """Scalars of numpy and torch in tags and parameters travel as plain numbers."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    raise InvalidTypeError(
+        f"tags and parameters are plain values (str, numbers, bool, None, bytes, lists, dicts), not "
+        f"{type(value).__name__}; put other values as fields"
+    )
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain_value)
 _PING: Envelope[Any] = Envelope(Kind.PING)
 
 

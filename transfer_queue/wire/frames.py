@@ -198,7 +198,7 @@ class MessageReader:
         start = self._start + _HEAD.size
         try:
             envelope = self._decoder.decode(self._staging[start : start + header_bytes])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"malformed header: {error}") from None
         self._start = start + header_bytes
         self._current = self._continued(envelope) if envelope.kind >= Kind.MORE_REQUEST else self._begun(envelope)

@@ -290,7 +290,10 @@ class Extent(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Extents(Message, frozen=True, tag=True, omit_defaults=True):
-    """(offset, bytes) of each opened block, readable until the lease is released or the connection ends."""
+    """(offset, bytes) of each opened block, readable until the lease is released or the connection ends.
+
+    Lease 0: the blocks are small and came as the payload, which the offsets then refer to.
+    """
 
     lease: int
     extents: list[tuple[int, int]]

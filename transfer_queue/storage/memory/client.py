@@ -156,12 +156,14 @@ class MemoryBackend:
     ) -> None:
         link = await self._link(reads[positions[0]].unit)
         if link.mapping is not None:
-            opened, _ = await link.channel.request(
+            opened, payload = await link.channel.request(
                 Open([reads[position].block for position in positions]), timeout_s=timeout_s
             )
-            fetched.add_lease(link.channel, opened.lease)
+            if opened.lease:
+                fetched.add_lease(link.channel, opened.lease)
+            memory = link.mapping.buffer if opened.lease or payload is None else payload
             for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
-                view = BlockView(link.mapping.buffer[offset : offset + nbytes])
+                view = BlockView(memory[offset : offset + nbytes])
                 fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
             return
         reply, payload = await link.channel.request(

@@ -11,8 +11,10 @@ from __future__ import annotations
 import fcntl
 import struct
 
-__all__ = ["holds_lock", "take_lock"]
+__all__ = ["UNIT_LOCK", "holds_lock", "take_lock"]
 
+UNIT_LOCK = 0
+"""The unit's own lock; clients have positive numbers."""
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
 _FIRST = 1 << 40
 """Lock positions lie beyond any data."""

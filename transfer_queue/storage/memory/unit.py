@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +20,15 @@ from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile
-from transfer_queue.storage.memory.liveness import holds_lock
+from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
 from transfer_queue.wire import messages as wire
 
-__all__ = ["INLINE_BYTES", "MemoryStore", "open_store"]
+__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "remove_abandoned"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
+_ABANDONED_S = 10.0
 
 
 @dataclass(eq=False)
@@ -58,6 +62,7 @@ class MemoryStore:
         self._context = context
         self._file = file
         self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        take_lock(self._descriptor, UNIT_LOCK)
         self._extents = file.extents()
         self._blocks: dict[int, _Block] = {}
         self._by_writer: dict[int, set[int]] = {}
@@ -253,6 +258,11 @@ class MemoryStore:
     def _open(self, peer: Peer, message: wire.Open) -> Served:
         blocks = [self._readable(number) for number in message.blocks]
         lease = self._extents.lease([block.offset for block in blocks])
+        if sum(block.nbytes for block in blocks) <= INLINE_BYTES:  # cheaper to send than to lease
+            data = [self._file.memory[block.offset : block.offset + block.nbytes] for block in blocks]
+            places = itertools.accumulate((block.nbytes for block in blocks[:-1]), initial=0)
+            extents = [(place, block.nbytes) for place, block in zip(places, blocks, strict=True)]
+            return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
         self._peers[peer].leases.add(lease)
         return Served(wire.Extents(lease, [(block.offset, block.nbytes) for block in blocks]))
 
@@ -358,8 +368,23 @@ def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
         raise RequestError(f"block {part.block:#x}: {error}") from None
 
 
+def remove_abandoned(directory: Path) -> None:
+    """Remove arenas of units that were killed: nobody else will, and their memory stays taken."""
+    for path in directory.glob("tq-*-*-*"):
+        with contextlib.suppress(OSError):  # another user's, or just removed
+            if time.time() - path.stat().st_ctime < _ABANDONED_S:
+                continue  # perhaps its unit has not come to lock it yet
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if not holds_lock(descriptor, UNIT_LOCK):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
 async def open_store(context: StoreContext) -> MemoryStore:
     """Make the arena's file. Raises StartError."""
+    remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
     file = ArenaFile(context.capacity, path)
     if context.settings.get("prefault", True):
