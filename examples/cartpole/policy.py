@@ -21,12 +21,13 @@ class Policy(nn.Module):
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 2))
-        nn.init.zeros_(self.net[2].weight)  # starts indifferent, so that early groups differ by luck only
-        nn.init.zeros_(self.net[2].bias)
+        self.features = nn.Linear(4, hidden)
+        self.logits = nn.Linear(hidden, 2)
+        nn.init.zeros_(self.logits.weight)  # starts indifferent, so that early groups differ by luck only
+        nn.init.zeros_(self.logits.bias)
 
     def forward(self, observations: Tensor) -> Tensor:
-        logits: Tensor = self.net(observations)
+        logits: Tensor = self.logits(self.features(observations).tanh())
         return logits
 
     def flat_weights(self) -> Tensor:
