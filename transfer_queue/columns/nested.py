@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 __all__ = ["checked_jagged", "jagged", "jagged_parts", "strided_nested", "strided_nested_from_buffer"]
+
+# Some versions of torch log this in each process that makes a jagged tensor, however it is made: it says nothing to
+# its user, and every get makes one.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(
+    lambda record: not str(record.msg).startswith("is_fx_tracing will return true")
+)
 
 
 def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int] | None:
