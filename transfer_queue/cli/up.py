@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
+from transfer_queue.errors import ConfigError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.supervise import keep, run_command
@@ -27,6 +29,8 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
     ``background``: once it serves, this process lets go of its standard error and logs to the queue's folder.
     Raises StartError, ConfigError.
     """
+    if command and shutil.which(command[0]) is None:  # said now, not once everything has started
+        raise ConfigError(f"cannot run {command[0]}: not found, or not executable")
     with claim(plan.name) as folder:
         stack = LocalStack(plan, folder)
         console.print(f"starting queue [bold]{plan.name}[/] with {_parts(plan)}")
