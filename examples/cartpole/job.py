@@ -6,10 +6,10 @@ tq up -f examples/quickstart.yaml -- python examples/cartpole/job.py
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import signal
 import sys
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from types import FrameType
@@ -21,10 +21,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which training gives up")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
+    # A Ctrl-C reaches every process of the terminal. Those that are started here ignore it: this one ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forkserver.set_forkserver_preload(["torch", "tensordict", "gymnasium"])  # loaded once, not by each process
+    forkserver.ensure_running()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     print(f"CartPole with {arguments.workers} rollout workers: mean return of the last 20 episodes", flush=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensordict", "gymnasium"])  # loaded once, not by each process
     seed = f"--seed={arguments.seed}"
     trainer = context.Process(
         target=_trainer, args=([seed, f"--workers={arguments.workers}", f"--limit={arguments.limit:g}"],)
@@ -47,22 +51,15 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _quieten() -> None:
-    # PyTorch prints this once in each process that makes a jagged tensor: "is_fx_tracing will return true for both …".
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-
-
 def _trainer(arguments: list[str]) -> None:
     import trainer
 
-    _quieten()
     trainer.main(arguments)
 
 
 def _rollout(arguments: list[str]) -> None:
     import rollout
 
-    _quieten()
     rollout.main(arguments)
 
 
