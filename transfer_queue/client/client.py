@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from transfer_queue.client.arguments import check_text
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
@@ -46,7 +47,7 @@ class AsyncTransferQueueClient:
         for name, value in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
             if value is not None and value < 1:
                 raise InvalidInputError(f"{name} must be at least 1, not {value}; it has no further effect")
-        self.client_id = client_id
+        self.client_id = check_text("client_id", client_id)
         self.config = _attach_config(controller_info)
         self._options = ClientOptions.of(self.config)
         self._pid = 0

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue._kv_meta import KVBatchMeta
+from transfer_queue.client.arguments import (
+    check_fields,
+    check_keys,
+    check_partition,
+    check_tags,
+    check_text,
+)
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
@@ -49,7 +55,7 @@ class KvOperations:
             fields = _single_row(fields)
         elif fields is not None and not _is_tensordict(fields):
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
-        return self._put([check_key(key)], partition_id, fields, None if tag is None else [tag], data_parser)
+        return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser)
 
     def put(
         self,
@@ -78,7 +84,7 @@ class KvOperations:
         if len(set(keys)) != len(keys):
             raise InvalidInputError(f"Got duplicated keys: {sorted({key for key in keys if keys.count(key) > 1})[:5]}")
         if tags is not None:
-            _check_tags(tags, len(keys))
+            check_tags(tags, len(keys))
         block = self._encode(keys, fields, data_parser)
         commit = Commit(partition_id, keys=keys, tags=tags, wait_s=self._options.put_wait_s)
 
@@ -144,7 +150,8 @@ class KvOperations:
     # ------------------------------------------------------------------------------------------------- list and clear
 
     def list_keys(self, partition_id: str | None) -> Operation[Reply, dict[str, dict[str, Tag]]]:
-        return Operation(self._engine.request(ListKeys(partition_id or ""), self._options.request_s), _value)
+        command = ListKeys("" if partition_id is None else check_text("partition_id", partition_id))
+        return Operation(self._engine.request(command, self._options.request_s), _value)
 
     def clear(self, keys: list[str] | str, partition_id: str) -> Operation[Reply, None]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
@@ -155,6 +162,7 @@ class KvOperations:
 
     def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
+        check_partition(partition_id)
 
         async def work() -> Batch:
             if create:
@@ -171,48 +179,16 @@ class KvOperations:
             raise InvalidTypeError("global_indexes must be an int or a list of ints")
         if not indexes:
             raise InvalidInputError("global_indexes is an empty list")
+        check_partition(partition_id)
         return Operation(
             self._engine.request(KeysOf(partition_id, pack_indexes(indexes)), self._options.request_s), _value
         )
 
 
-def check_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise InvalidTypeError(f"keys must be strings, not {type(key).__name__}")
-    return key
-
-
-def check_keys(keys: object) -> list[str]:
-    """A non-empty list of strings. Raises InvalidTypeError, InvalidInputError."""
-    if not isinstance(keys, list):
-        raise InvalidTypeError(f"keys must be a list of strings, not {type(keys).__name__}")
-    for key in keys:
-        check_key(key)
-    if not keys:
-        raise InvalidInputError("keys is an empty list")
-    return keys
-
-
-def check_partition(partition_id: object) -> None:
-    if not isinstance(partition_id, str):
-        raise InvalidTypeError(f"partition_id must be a string, not {type(partition_id).__name__}")
-    if not partition_id:
-        raise InvalidInputError("partition_id must not be empty")
-
-
-def _check_tags(tags: object, count: int) -> None:
-    if not isinstance(tags, list) or not all(isinstance(tag, dict) for tag in tags):
-        raise InvalidTypeError("tags must be a list of dicts, one a key")
-    if len(tags) != count:
-        raise InvalidInputError(f"{len(tags)} tags given, which does not match {count} keys")
-
-
 def _field_names(select_fields: list[str] | str | None) -> list[str] | None:
     if select_fields is None or isinstance(select_fields, str):
         return None if select_fields is None else [select_fields]
-    if not isinstance(select_fields, Sequence) or not all(isinstance(name, str) for name in select_fields):
-        raise InvalidTypeError("select_fields must be a string or a list of strings")
-    return list(select_fields)
+    return check_fields("select_fields", select_fields)
 
 
 def _is_tensordict(value: object) -> bool:

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer_queue.client.arguments import (
+    check_count,
+    check_fields,
+    check_mapping,
+    check_metadata,
+    check_partition,
+    check_seconds,
+    check_text,
+)
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
@@ -43,8 +52,11 @@ EMPTY = Batch(b"")
 
 
 def pack_indexes(indexes: Sequence[int]) -> bytes:
-    """Global indexes -> i64 bytes."""
-    return np.asarray(indexes, dtype="<i8").tobytes()
+    """Global indexes -> i64 bytes. Raises InvalidInputError for one that is no int64."""
+    try:
+        return np.asarray(indexes, dtype="<i8").tobytes()
+    except OverflowError:
+        raise InvalidInputError("global_indexes holds a number that is not a 64-bit index") from None
 
 
 def unpack_indexes(data: bytes) -> list[int]:
@@ -84,34 +96,37 @@ class RowOperations:
         timeout_s: float | None,
     ) -> Operation[Batch | Committed, BatchMeta]:
         request_s = self._options.request_s
+        check_partition(partition_id)
+        fields = check_fields("data_fields", data_fields)
+        mode = check_text("mode", mode)
         if mode == "force_fetch":
-            every = Lookup(partition_id, fields=list(data_fields), locate=False)
+            every = Lookup(partition_id, fields=fields, locate=False)
             return Operation(
                 self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
             )
         if mode == "insert":
-            commit = Commit(partition_id, append=batch_size, wait_s=self._options.put_wait_s)
+            commit = Commit(partition_id, append=check_count("batch_size", batch_size), wait_s=self._options.put_wait_s)
             return Operation(
                 self._engine.put(None, commit, timeout_s=request_s),
                 lambda done: batch_meta(Batch(done.indexes), partition_id),
             )
         if mode != "fetch":
             raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
-        if not task_name:
+        if task_name is None or not check_text("task_name", task_name):
             raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
         fetch = Fetch(
             partition_id,
-            list(data_fields),
-            batch_size,
+            fields,
+            check_count("batch_size", batch_size),
             task_name,
-            self._options.fetch_s if timeout_s is None else timeout_s,
-            dict(sampling_config or {}),
+            self._options.fetch_s if timeout_s is None else check_seconds("timeout", timeout_s),
+            {} if sampling_config is None else check_mapping("sampling_config", sampling_config),
             locate=False,
         )
         return Operation(self._engine.fetch(fetch, request_s), lambda batch: batch_meta(_batch(batch), partition_id))
 
     def get_data(self, metadata: BatchMeta) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
-        return Operation(self._load(metadata), self._assemble)
+        return Operation(self._load(check_metadata(metadata)), self._assemble)
 
     async def _load(self, metadata: BatchMeta) -> list[tuple[NDArray[np.int64], LoadedBatch]]:
         fields = metadata.field_names
@@ -146,9 +161,11 @@ class RowOperations:
     ) -> Operation[list[Committed], BatchMeta]:
         from transfer_queue.columns.tensors import encode
 
-        if metadata is None and not partition_id:
-            raise InvalidInputError("partition_id must be provided when there is no metadata")
-        if metadata is not None and not len(metadata):
+        if metadata is None:
+            if partition_id is None:
+                raise InvalidInputError("partition_id must be provided when there is no metadata")
+            check_partition(partition_id)
+        elif not len(check_metadata(metadata)):
             raise InvalidInputError("metadata is empty: it names no rows to write")
         block = encode(parsed(data, data_parser), allow_pickle=self._options.allow_pickle)
         if block.rows == 0:
@@ -188,6 +205,8 @@ class RowOperations:
         return Operation(work(), finish)
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
+        check_metadata(metadata)
+
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
@@ -199,6 +218,8 @@ class RowOperations:
     # ---------------------------------------------------------------------------------------------------------- clear
 
     def clear_samples(self, metadata: BatchMeta) -> Operation[None, None]:
+        check_metadata(metadata)
+
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
@@ -207,24 +228,25 @@ class RowOperations:
         return Operation(work(), _nothing)
 
     def clear_partition(self, partition_id: str) -> Operation[Reply, None]:
-        return Operation(self._engine.request(Clear(partition_id), self._options.request_s), _nothing)
+        return Operation(self._engine.request(Clear(check_partition(partition_id)), self._options.request_s), _nothing)
 
     # --------------------------------------------------------------------------------------------------------- status
 
     def production_status(
         self, data_fields: Sequence[str], partition_id: str
     ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
-        command = ProductionStatus(partition_id, list(data_fields))
+        command = ProductionStatus(check_partition(partition_id), check_fields("data_fields", data_fields))
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, True))
 
     def consumption_status(
         self, task_name: str, partition_id: str
     ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
-        command = ConsumptionStatus(partition_id, task_name)
+        command = ConsumptionStatus(check_partition(partition_id), check_text("task_name", task_name))
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, False))
 
     def reset_consumption(self, partition_id: str, task_name: str | None) -> Operation[Reply, bool]:
-        command = ResetConsumption(partition_id, task_name)
+        task = None if task_name is None else check_text("task_name", task_name)
+        command = ResetConsumption(check_partition(partition_id), task)
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
 
     def partition_list(self) -> Operation[Reply, list[str]]:

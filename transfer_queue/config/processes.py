@@ -8,7 +8,10 @@ from pydantic import Field
 
 from transfer_queue.config.document import Bytes, Document
 
-__all__ = ["BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
+__all__ = ["SMALLEST_CAPACITY", "BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
+
+SMALLEST_CAPACITY = 2**20
+"""Bytes of a storage unit."""
 
 
 class SamplerChoice(Document):
@@ -71,7 +74,7 @@ class StorageUnitConfig(Document):
     start_timeout: float = Field(default=30.0, ge=0)
     """Seconds to keep trying to reach the controller before giving up at start; later losses are retried for ever."""
     backend: BackendChoice = BackendChoice()
-    capacity: Bytes = Field(default=2**30, ge=2**20)
+    capacity: Bytes = Field(default=2**30, ge=SMALLEST_CAPACITY)
     """Bytes of the arena or segment."""
     directory: str = "/dev/shm"
     """Where the arena's file is made; a tmpfs that clients on the same host share."""

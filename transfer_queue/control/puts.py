@@ -14,6 +14,8 @@ from transfer_queue.errors import InvalidInputError, StorageKeyNotFoundError
 __all__ = ["Put", "check_put", "name_some"]
 
 _MAX_CELLS = 2**32 - 1
+_MAX_APPEND = 2**24
+"""Rows that one number may ask for: they take memory here before any data comes."""
 
 
 class Put(NamedTuple):
@@ -43,6 +45,8 @@ def check_put(partition: Partition | None, command: Commit) -> Put:
         put = _by_indexes(partition, command.partition, command.indexes)
     elif command.append < 0:
         raise InvalidInputError(f"append must not be negative; got {command.append}")
+    elif command.append > _MAX_APPEND:
+        raise InvalidInputError(f"one put may append at most {_MAX_APPEND} rows; got {command.append}")
     else:
         put = Put(command.append, None, command.append, None)
     if command.tags is not None and len(command.tags) != put.rows:

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
-from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
+from transfer_queue.config.processes import (
+    SMALLEST_CAPACITY,
+    BackendChoice,
+    ControllerConfig,
+    SamplerChoice,
+    StorageUnitConfig,
+)
 from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, TransferQueue
 from transfer_queue.errors import ConfigError
 
@@ -72,7 +78,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     """
     spec = resource.spec
     backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec.backend))
-    capacity = int(spec.backend.mooncake.global_segment_size if spec.backend.mooncake else spec.storage.capacity)
+    capacity = _capacity(resource)
     return LocalPlan(
         name=resource.metadata.name,
         controller=ControllerConfig(
@@ -108,6 +114,16 @@ def _port(first: int, number: int) -> int:
     if first + number > 65535:
         raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower spec.storage.port")
     return first + number
+
+
+def _capacity(resource: TransferQueue) -> int:
+    """Bytes of each storage unit."""
+    mooncake = resource.spec.backend.mooncake
+    name = "spec.backend.mooncake.globalSegmentSize" if mooncake else "spec.storage.capacity"
+    wanted = mooncake.global_segment_size if mooncake else resource.spec.storage.capacity
+    if wanted < SMALLEST_CAPACITY:
+        raise ConfigError(f'{name}: "{wanted}" is too small for a storage unit; use at least 1Mi')
+    return int(wanted)
 
 
 def _sample_capacity(resource: TransferQueue) -> int | None:

@@ -24,6 +24,8 @@ from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
+_TRUSTED = Limits(header=(1 << 32) - 1)
+"""Of what a server answers: a list of millions of keys is an answer as good as any."""
 
 
 def _plain_value(value: Any) -> Any:
@@ -148,7 +150,8 @@ class Connection(asyncio.BufferedProtocol):
 
         ``payload`` must stay unchanged until then. ``into(nbytes)`` gives the buffer for the reply's payload.
         ``request_id``: the id of an earlier try of the same request on another connection.
-        Raises what the peer raised, ConnectionLostError, WaitTimeoutError.
+        Raises what the peer raised, InvalidInputError for a message that cannot be sent, ConnectionLostError,
+        WaitTimeoutError.
         """
         if self.closed:
             raise self.lost_error()
@@ -158,7 +161,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pending[request_id] = pending
         timer = self._loop.call_later(timeout_s, self._expire, pending.future, type(message).__name__, timeout_s)
         try:
-            self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.REQUEST, request_id, 0, message, floor), payload))
+            envelope = Envelope(Kind.REQUEST, request_id, 0, message, floor)
+            self._enqueue(MessageWriter(_ENCODER, envelope, payload, DEFAULT_LIMITS.header))
             return await pending.future
         finally:
             timer.cancel()
@@ -286,10 +290,10 @@ class Connection(asyncio.BufferedProtocol):
             pending = self._pending.pop(envelope.id, None)
             if pending is None or pending.future.done():
                 return
-            if isinstance(envelope.body, Failure):
-                pending.future.set_exception(envelope.body.exception())
-            elif incoming.refused is not None:
+            if incoming.refused is not None:
                 pending.future.set_exception(incoming.refused)
+            elif isinstance(envelope.body, Failure):
+                pending.future.set_exception(envelope.body.exception())
             else:
                 pending.future.set_result((envelope.body, incoming.target))
         elif envelope.kind == Kind.REQUEST:
@@ -358,7 +362,7 @@ async def connect(
     loop = asyncio.get_running_loop()
 
     def make() -> Connection:
-        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}")
+        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}", limits=_TRUSTED)
 
     try:
         _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, ssl=ssl), timeout_s)

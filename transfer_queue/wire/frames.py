@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.errors import RequestError, TransferQueueError
+from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError
 from transfer_queue.wire.messages import Envelope, Kind
 
 __all__ = ["CHUNK", "DEFAULT_LIMITS", "Incoming", "Limits", "MessageReader", "MessageWriter", "ProtocolError"]
@@ -24,6 +24,8 @@ MAGIC = 0x5451_0001
 CHUNK = 4 << 20
 """Most payload bytes in one frame."""
 _HEAD = struct.Struct("<IIQ")
+_ANY_BODY = msgspec.msgpack.Decoder(Envelope[object])
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _STAGING = 128 << 10
 _DIRECT = 32 << 10
 """From this many outstanding payload bytes on they go straight into the target, not through the staging buffer."""
@@ -40,6 +42,7 @@ class Limits:
     """Bytes that a peer may make this side allocate; checked before anything is allocated."""
 
     header: int = 16 << 20
+    """Of a frame. Senders that know the receiver's limit keep to it, see ``MessageWriter``."""
     payload: int = 1 << 42
     """Of a whole message."""
     streams: int = 4096
@@ -55,12 +58,26 @@ class MessageWriter:
     __slots__ = ("_header", "_kind", "_left", "_more", "_offset", "_segments", "id")
 
     def __init__(
-        self, encoder: msgspec.msgpack.Encoder, envelope: Envelope[Any], payload: Sequence[Buffer] = ()
+        self,
+        encoder: msgspec.msgpack.Encoder,
+        envelope: Envelope[Any],
+        payload: Sequence[Buffer] = (),
+        header_limit: int | None = None,
     ) -> None:
+        """Raises InvalidInputError for a message that cannot be encoded or exceeds ``header_limit`` bytes."""
         self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []
         envelope.total = self._left = sum(map(len, self._segments))
         header = bytearray(_HEAD.size)
-        encoder.encode_into(envelope, header, _HEAD.size)
+        what = type(envelope.body).__name__
+        try:
+            encoder.encode_into(envelope, header, _HEAD.size)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidInputError(f"{what} holds a value that cannot be sent: {error}") from None
+        if header_limit is not None and len(header) - _HEAD.size > header_limit:
+            raise InvalidInputError(
+                f"{what} takes {len(header) - _HEAD.size} bytes beside its data, more than {header_limit}: "
+                "name fewer rows at once, or use shorter keys and smaller tags"
+            )
         self._header = header
         self._offset = 0
         self._more = Kind.MORE_REPLY if envelope.kind == Kind.REPLY else Kind.MORE_REQUEST
@@ -93,7 +110,10 @@ class MessageWriter:
 
 
 class Incoming:
-    """A message being received. ``target`` None with ``total`` > 0: the payload is thrown away (see ``refused``)."""
+    """A message being received. ``target`` None with ``total`` > 0: the payload is thrown away.
+
+    ``refused``: why the receiver does not take it; its body is None if it could not be decoded.
+    """
 
     __slots__ = ("envelope", "filled", "refused", "target", "total")
 
@@ -196,12 +216,12 @@ class MessageReader:
             self._make_room(_HEAD.size + header_bytes)
             return False
         start = self._start + _HEAD.size
-        try:
-            envelope = self._decoder.decode(self._staging[start : start + header_bytes])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"malformed header: {error}") from None
+        envelope, refused = self._decode(self._staging[start : start + header_bytes])
         self._start = start + header_bytes
-        self._current = self._continued(envelope) if envelope.kind >= Kind.MORE_REQUEST else self._begun(envelope)
+        if envelope.kind >= Kind.MORE_REQUEST:
+            self._current = self._continued(envelope)
+        else:
+            self._current = self._begun(envelope, refused)
         incoming = self._current
         if payload_bytes > incoming.total - incoming.filled or (payload_bytes == 0 and incoming.total):
             raise ProtocolError(f"frame of {payload_bytes} payload bytes does not fit its message of {incoming.total}")
@@ -210,8 +230,27 @@ class MessageReader:
             self._advance(0, complete)
         return True
 
-    def _begun(self, envelope: Envelope[Any]) -> Incoming:
+    def _decode(self, header: memoryview) -> tuple[Envelope[Any], TransferQueueError | None]:
+        """The envelope; with an error, if it is sound but for the body of a request or reply.
+
+        One wrong message fails alone then: the others of its connection are not to blame.
+        """
+        try:
+            return self._decoder.decode(header), None
+        except _UNDECODABLE as error:
+            problem = str(error)
+        try:
+            envelope: Envelope[Any] = _ANY_BODY.decode(header)
+        except _UNDECODABLE:
+            raise ProtocolError(f"malformed header: {problem}") from None
+        if envelope.kind not in (Kind.REQUEST, Kind.REPLY):
+            raise ProtocolError(f"malformed header: {problem}")
+        envelope.body = None
+        return envelope, RequestError(f"malformed message: {problem}")
+
+    def _begun(self, envelope: Envelope[Any], refused: TransferQueueError | None) -> Incoming:
         incoming = Incoming(envelope)
+        incoming.refused = refused
         if incoming.total == 0:
             return incoming
         key = _stream_key(envelope.kind, envelope.id)
@@ -220,7 +259,8 @@ class MessageReader:
         if key in self._streams or len(self._streams) >= self._limits.streams:
             raise ProtocolError("too many messages under way, or one id used twice")
         try:
-            incoming.target = self._choose(envelope, incoming.total)
+            if refused is None:
+                incoming.target = self._choose(envelope, incoming.total)
         except TransferQueueError as error:
             incoming.refused = error
         self._streams[key] = incoming

@@ -96,3 +96,15 @@ def test_a_resource_for_ray_has_no_local_processes() -> None:
 def test_ports_above_the_last_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"storage unit 1 would need port 65536"):
         plan_local(queue({"simple": {}}, storage={"replicas": 2, "port": 65535}))
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ({"simple": {}}, r'spec\.storage\.capacity: "4096" is too small'),
+        ({"mooncake": {"globalSegmentSize": 4096}}, r'spec\.backend\.mooncake\.globalSegmentSize: "4096" is too small'),
+    ],
+)
+def test_a_storage_unit_too_small_to_start_is_refused_by_its_field(backend: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan_local(queue(backend, storage={"capacity": 4096}))

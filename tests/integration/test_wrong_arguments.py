@@ -1,0 +1,105 @@
+"""A wrong argument is a TransferQueueError that names it, at once, and costs nobody else their connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.stack import Stack
+
+ROWS = TensorDict({"x": torch.ones(1, 2)}, [1])
+GOOD: dict[str, dict[str, Any]] = {
+    "kv_list": {"partition_id": "p"},
+    "kv_retrieve_meta": {"keys": ["a"], "partition_id": "p"},
+    "kv_retrieve_keys": {"global_indexes": [0], "partition_id": "p"},
+    "get_meta": {
+        "data_fields": ["x"],
+        "batch_size": 1,
+        "partition_id": "p",
+        "mode": "fetch",
+        "task_name": "t",
+        "sampling_config": {},
+        "timeout": 0.0,
+    },
+    "put": {"data": ROWS, "partition_id": "p"},
+    "get_data": {},
+    "set_custom_meta": {},
+    "clear_samples": {},
+    "clear_partition": {"partition_id": "p"},
+    "get_production_status": {"data_fields": ["x"], "partition_id": "p"},
+    "get_consumption_status": {"task_name": "t", "partition_id": "p"},
+    "reset_consumption": {"partition_id": "p", "task_name": "t"},
+}
+WRONG = [
+    ("kv_list", "partition_id", 5),
+    ("kv_list", "partition_id", "\ud800"),
+    ("kv_retrieve_meta", "partition_id", None),
+    ("kv_retrieve_meta", "keys", ["\ud800"]),
+    ("kv_retrieve_keys", "global_indexes", [2**70]),
+    ("get_meta", "data_fields", "x"),
+    ("get_meta", "data_fields", None),
+    ("get_meta", "data_fields", [1]),
+    ("get_meta", "batch_size", 1.5),
+    ("get_meta", "batch_size", -1),
+    ("get_meta", "batch_size", 2**70),
+    ("get_meta", "partition_id", 5),
+    ("get_meta", "mode", 5),
+    ("get_meta", "task_name", 5),
+    ("get_meta", "sampling_config", [1]),
+    ("get_meta", "sampling_config", {1: 2}),
+    ("get_meta", "sampling_config", {"a": object()}),
+    ("get_meta", "timeout", "soon"),
+    ("get_meta", "timeout", -1.0),
+    ("get_meta", "timeout", float("nan")),
+    ("put", "partition_id", 5),
+    ("put", "metadata", 5),
+    ("get_data", "metadata", None),
+    ("set_custom_meta", "metadata", None),
+    ("clear_samples", "metadata", "rows"),
+    ("clear_partition", "partition_id", None),
+    ("get_production_status", "data_fields", 5),
+    ("get_consumption_status", "task_name", None),
+    ("reset_consumption", "task_name", 5),
+]
+
+
+@pytest.mark.parametrize(("call", "argument", "value"), WRONG)
+def test_a_wrong_argument_is_refused_by_its_name(queue: Stack, call: str, argument: str, value: object) -> None:
+    method: Callable[..., Any] = getattr(tq.get_client(), call)
+    with pytest.raises(tq.TransferQueueError, match=argument):
+        method(**{**GOOD[call], argument: value})
+
+
+@pytest.mark.parametrize("tag", [{"a": object()}, {"a": 2**70}, {"a": "\ud800"}, {1: 2}])
+def test_a_tag_that_cannot_be_sent_is_refused_and_leaves_no_trace(queue: Stack, partition: str, tag: Any) -> None:
+    with pytest.raises(tq.TransferQueueError, match="tags"):
+        tq.kv_put("a", partition, {"x": torch.ones(2)}, tag)
+    assert tq.kv_list(partition) == {}
+
+
+def test_a_wish_for_too_many_rows_is_refused_before_they_take_memory(queue: Stack, partition: str) -> None:
+    with pytest.raises(tq.TransferQueueError, match=re.escape(str(2**27))):
+        tq.get_client().get_meta([], 2**27, partition, mode="insert")
+    assert partition not in tq.get_client().get_partition_list()
+
+
+def test_a_put_whose_keys_do_not_fit_a_message_is_refused_at_once(queue: Stack, partition: str) -> None:
+    keys = [f"{number}-{'x' * 100_000}" for number in range(200)]
+    with pytest.raises(tq.TransferQueueError, match="shorter keys"):
+        tq.kv_batch_put(keys, partition, tags=[{} for _ in keys])
+    assert tq.kv_list(partition) == {}
+
+
+def test_a_long_answer_arrives_whole(queue: Stack, partition: str) -> None:
+    for part in range(4):
+        keys = [f"{part}-{number}-{'x' * 50_000}" for number in range(100)]
+        tq.kv_batch_put(keys, partition, tags=[{} for _ in keys])
+    listed = tq.kv_list(partition)[partition]
+    assert sum(map(len, listed)) > 16 << 20
+    assert len(listed) == 400

@@ -1,0 +1,126 @@
+"""Checks of callers' arguments: a wrong one is refused here, by its name, before anything is sent."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from transfer_queue.errors import InvalidInputError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import BatchMeta
+
+__all__ = [
+    "check_count",
+    "check_fields",
+    "check_keys",
+    "check_mapping",
+    "check_metadata",
+    "check_partition",
+    "check_seconds",
+    "check_tags",
+    "check_text",
+]
+
+T = TypeVar("T")
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def check_text(name: str, value: object) -> str:
+    """A string that UTF-8 can carry, which a lone surrogate is not."""
+    if not isinstance(value, str):
+        raise InvalidTypeError(f"{name} must be a string, not {type(value).__name__}")
+    return _encodable(name, value)
+
+
+def check_partition(partition_id: object) -> str:
+    """Not empty either: that names no partition."""
+    text = check_text("partition_id", partition_id)
+    if not text:
+        raise InvalidInputError("partition_id must not be empty")
+    return text
+
+
+def check_keys(keys: object) -> list[str]:
+    """A non-empty list of strings."""
+    if not isinstance(keys, list):
+        raise InvalidTypeError(f"keys must be a list of strings, not {type(keys).__name__}")
+    for key in keys:
+        if not isinstance(key, str):
+            raise InvalidTypeError(f"keys must be strings, not {type(key).__name__}")
+    if not keys:
+        raise InvalidInputError("keys is an empty list")
+    joined = "".join(keys)
+    if not joined.isascii():
+        _encodable("keys", joined)
+    return keys
+
+
+def check_fields(name: str, value: object) -> list[str]:
+    """A list of field names; a bare string would pass for a list of its letters."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InvalidTypeError(f"{name} must be a list of strings, not {type(value).__name__}")
+    for field in value:
+        if not isinstance(field, str):
+            raise InvalidTypeError(f"{name} must be a list of strings, not of {type(field).__name__}")
+    return _encodable(name, list(value))
+
+
+def check_tags(tags: object, count: int) -> list[dict[str, Any]]:
+    """A dict for each of ``count`` keys, of values that msgpack can carry."""
+    if not isinstance(tags, list) or not all(isinstance(tag, dict) for tag in tags):
+        raise InvalidTypeError("tags must be a list of dicts, one a key")
+    if len(tags) != count:
+        raise InvalidInputError(f"{len(tags)} tags given, which does not match {count} keys")
+    for tag in tags:
+        check_mapping("tags", tag)
+    return tags
+
+
+def check_mapping(name: str, value: object) -> dict[str, Any]:
+    """A dict from strings to values that msgpack can carry."""
+    if not isinstance(value, dict):
+        raise InvalidTypeError(f"{name} must be a dict, not {type(value).__name__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidTypeError(f"{name} must have strings as names, not {type(key).__name__}")
+    return _encodable(name, value)
+
+
+def check_count(name: str, value: object) -> int:
+    """A whole number, numpy's too, from 0 on."""
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidTypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    if not 0 <= count < 2**63:
+        raise InvalidInputError(f"{name} must be from 0 to 2**63 - 1, not {count}")
+    return count
+
+
+def check_seconds(name: str, value: object) -> float:
+    """A time from 0 on."""
+    if not isinstance(value, (int, float)):
+        raise InvalidTypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not value >= 0:  # nan is not
+        raise InvalidInputError(f"{name} must be 0 or more seconds, not {value}")
+    return min(float(value), 1e9) if value < 2**63 else 1e9
+
+
+def check_metadata(metadata: object) -> BatchMeta:
+    from transfer_queue.metadata import BatchMeta
+
+    if not isinstance(metadata, BatchMeta):
+        raise InvalidTypeError(f"metadata must be a BatchMeta, not {type(metadata).__name__}")
+    return metadata
+
+
+def _encodable(name: str, value: T) -> T:
+    try:
+        _ENCODER.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInputError(f"{name} holds a value that cannot be sent: {error}") from None
+    return value
