@@ -261,9 +261,9 @@ class ControlCore:
         count = check_put(self.partitions.get(command.partition), command).created
         ahead = len(self.room.commits) - (waited > 0)
         return CapacityError(
-            f"sample capacity is used up: {self.rows} of {self.sample_capacity} rows exist, {count} more do not fit"
+            f"sample capacity is used up: {self.rows} of {self.sample_capacity} rows exist, {count} more "
+            + (f"did not fit within {waited:g} s" if waited else "do not fit")
             + (f", {ahead} commits wait in front" if ahead > 0 else "")
-            + (f" after waiting {waited:g} s" if waited else "")
             + "; clear rows, raise controller.sampleCapacity or wait longer"
         )
 

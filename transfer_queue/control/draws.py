@@ -96,7 +96,11 @@ class Drawer:
         assert self.planned is not None
         positions = as_positions(rows).tolist()
         tags = partition.tags_at(rows)
-        lengths = [tag.get("total_lengths", 1) for tag in tags] if tags else [1] * len(positions)
+        try:
+            lengths = [float(tag.get("total_lengths", 1)) for tag in tags] if tags else [1.0] * len(positions)
+        except (TypeError, ValueError) as error:
+            subscription.ready.add(rows)
+            raise SamplerError(f"{self.name}: the tag total_lengths must be a number on every row: {error}") from error
         own: Rows = slice(0, 0)
         for rank, share in enumerate(self.planned.share(positions, draw.ranks, lengths)):
             dealt = compact(np.array(share, np.int64))

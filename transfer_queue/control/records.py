@@ -6,7 +6,7 @@ Rows are given by *ordinal*, their position in the order of creation within the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,7 @@ from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.schema import FieldSchema
 
 __all__ = [
+    "AnyRecord",
     "BatchAssigned",
     "CellsWritten",
     "ConsumptionReset",
@@ -104,3 +105,19 @@ class UnitJoined(Record, frozen=True, tag=True):
     unit: int
     restored: list[int]
     lost: list[int]
+
+
+AnyRecord: TypeAlias = (
+    PartitionCreated
+    | PartitionCleared
+    | RowsCreated
+    | CellsWritten
+    | TagsMerged
+    | RowsConsumed
+    | BatchAssigned
+    | ConsumptionReset
+    | RowsCleared
+    | UnitLost
+    | UnitJoined
+)
+"""What a decoder of journal files takes: ``msgspec.msgpack.Decoder(AnyRecord)``."""

@@ -1,0 +1,302 @@
+"""Random histories: the core and the naive model see the same commands and must say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.unit.control.build import Drained, i64, ints, places, schema
+from tests.unit.control.model import LATER, Model, Refused, Row
+from transfer_queue.control import ControlCore, Parked, indexes, partition, ready
+from transfer_queue.control import commands as c
+from transfer_queue.control.records import AnyRecord, Record
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.sampler import (
+    GRPOGroupNSampler,
+    PlannedSampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
+
+_EXTENT_BITS = 3
+
+_SAMPLERS = [
+    SequentialSampler,
+    lambda: GRPOGroupNSampler(2),
+    lambda: GRPOGroupNSampler(3),
+    RankAwareSampler,
+    lambda: SeqlenBalancedSampler(2, 2),
+]
+_partitions = st.sampled_from(["p", "p", "p", "q"])
+_keys = st.lists(st.sampled_from("abcdefghijkl"), min_size=1, max_size=6)
+_fields = st.lists(st.sampled_from("xyz"), min_size=1, max_size=3, unique=True)
+_tasks = st.sampled_from(["t", "t", "u"])
+_waits = st.sampled_from([0.0, 3.0, 10.0])
+_tags = st.one_of(st.none(), st.dictionaries(st.sampled_from(["total_lengths", "n"]), st.integers(1, 9)))
+_positions = st.lists(st.integers(0, 30), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_units() -> Iterator[None]:
+    """Thresholds so low that short histories cross them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "_TRIM_FROM", 4)
+        patch.setattr(partition, "_MAX_SUBSCRIPTIONS", 3)
+        patch.setattr(indexes, "_BITS", _EXTENT_BITS)
+        patch.setattr(indexes, "_EXTENT", 1 << _EXTENT_BITS)
+        patch.setattr(ready, "_SHIFT", 2)
+        patch.setattr(ready, "_CHUNK", 4)
+        patch.setattr(ready, "_WINDOW", 2)
+        yield
+
+
+class History(RuleBasedStateMachine):
+    @initialize(make=st.sampled_from(_SAMPLERS), capacity=st.sampled_from([None, None, 12]))
+    def begin(self, make: Any, capacity: int | None) -> None:
+        self.make: Any = make
+        self.capacity = capacity
+        self.sampler: PlannedSampler = make()
+        self.model = Model(self.sampler, capacity, 1 << _EXTENT_BITS)
+        self.records: list[Record] = []
+        self.core = self.new_core()
+        self.snapshot: tuple[dict[str, Any], int] = (self.core.snapshot(), 0)
+        self.now = 0.0
+        self.requests = 0
+        self.blocks = 0
+
+    def new_core(self) -> ControlCore:
+        return ControlCore(sampler=self.make(), sample_capacity=self.capacity, journal=True)
+
+    # ---------------------------------------------------------------------------------------------------- commands
+
+    @rule(
+        name=_partitions,
+        keys=_keys,
+        how=st.sampled_from(["keys", "keys", "append", "indexes"]),
+        fields=st.one_of(st.just([]), _fields, _fields),
+        data=st.data(),
+        wait=_waits,
+    )
+    def commit(self, name: str, keys: list[str], how: str, fields: list[str], data: st.DataObject, wait: float) -> None:
+        known = [row.index for row in self.model.parts[name].rows] if name in self.model.parts else []
+        if how == "indexes":
+            indexes = [[*known, 999][position % (len(known) + 1)] for position in data.draw(_positions)]
+            if data.draw(st.integers(0, 3)):
+                indexes = list(dict.fromkeys(index for index in indexes if index != 999)) or [999]
+        elif data.draw(st.integers(0, 5)):
+            keys = list(dict.fromkeys(keys))
+        n = len(indexes) if how == "indexes" else len(keys)
+        tags = data.draw(st.one_of(st.none(), st.lists(_tags, min_size=n, max_size=n)))
+        lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), np.int32).tobytes()
+        command = c.Commit(
+            name,
+            keys=keys if how == "keys" else None,
+            indexes=i64(*indexes) if how == "indexes" else None,
+            append=n if how == "append" else 0,
+            fields=schema(*fields, shape=(data.draw(st.integers(1, 2)),)),
+            blocks=self.draw_blocks(n, data) if fields else [],
+            tags=None if tags is None else [tag or {} for tag in tags],
+            lengths={fields[0]: lengths} if fields and data.draw(st.booleans()) else {},
+            wait_s=wait,
+        )
+        deadline = self.now + wait if wait else 0.0
+        self.compare(command, lambda: self.model.commit(command, self.requests, deadline), self.check_rows)
+
+    def draw_blocks(self, rows: int, data: st.DataObject) -> list[c.BlockRef]:
+        cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=1))})
+        refs = []
+        for start, stop in pairwise(cuts):
+            self.blocks += 1
+            refs.append(c.BlockRef(data.draw(st.integers(1, 2)), self.blocks, start, stop - start, 10))
+        return refs
+
+    @rule(
+        name=_partitions,
+        fields=_fields,
+        size=st.integers(1, 4),
+        task=_tasks,
+        wait=_waits,
+        rank=st.integers(0, 1),
+        batch=st.integers(0, 2),
+        ranked=st.booleans(),
+    )
+    def fetch(
+        self, name: str, fields: list[str], size: int, task: str, wait: float, rank: int, batch: int, ranked: bool
+    ) -> None:
+        size += -size % self.sampler.group
+        optional = isinstance(self.sampler, GRPOGroupNSampler) and not isinstance(self.sampler, SeqlenBalancedSampler)
+        params = {} if optional and not ranked else {"dp_rank": rank, "batch_index": batch}
+        command = c.Fetch(name, fields, size, task, wait, params)
+        deadline = self.now + wait if wait else 0.0
+        self.compare(command, lambda: self.model.fetch(command, self.requests, deadline), self.check_batch)
+
+    @rule(name=_partitions, keys=_keys, all_of_it=st.integers(0, 9), positions=_positions)
+    def clear(self, name: str, keys: list[str], all_of_it: int, positions: list[int]) -> None:
+        rows = self.model.parts[name].rows if name in self.model.parts else []
+        indexes = [rows[position % len(rows)].index if rows else 5 for position in positions]
+        if all_of_it == 0:
+            self.compare(c.Clear(name), lambda: self.model.clear(name, None))
+        elif all_of_it < 4:
+            self.compare(c.Clear(name, keys), lambda: self.model.clear(name, lambda row: row.key in keys))
+        else:
+            command = c.Clear(name, None, i64(*indexes, 10**9))
+            self.compare(command, lambda: self.model.clear(name, lambda row: row.index in indexes))
+
+    @rule(name=_partitions, task=st.one_of(st.none(), _tasks))
+    def reset(self, name: str, task: str | None) -> None:
+        self.compare(c.ResetConsumption(name, task), lambda: self.model.reset(name, task))
+
+    @rule(name=_partitions, positions=_positions, tag=_tags)
+    def set_tags(self, name: str, positions: list[int], tag: dict[str, Any] | None) -> None:
+        rows = self.model.parts[name].rows if name in self.model.parts else []
+        chosen = [rows[position % len(rows)].index if rows else 5 for position in positions]
+        tags = [tag or {} for _ in chosen]
+        self.compare(c.SetTags(name, i64(*chosen), tags), lambda: self.model.set_tags(name, chosen, tags))
+
+    # ------------------------------------------------------------------------------------------------------ events
+
+    @rule(step=st.sampled_from([1.0, 4.0]))
+    def time_passes(self, step: float) -> None:
+        self.now += step
+        self.core.tick(self.now)
+        self.model.tick(self.now)
+
+    @rule(back=st.integers(0, 3))
+    def client_goes(self, back: int) -> None:
+        self.core.cancel(7, self.requests - back)
+        self.model.cancel(self.requests - back)
+
+    @rule(unit=st.integers(1, 2))
+    def unit_is_lost(self, unit: int) -> None:
+        self.core.unit_lost(unit, self.now)
+        self.model.unit_lost(unit)
+
+    @rule(unit=st.integers(1, 2), data=st.data())
+    def unit_joins(self, unit: int, data: st.DataObject) -> None:
+        if unit in self.model.lost_units or data.draw(st.booleans()):
+            gone = data.draw(st.sets(st.integers(1, max(1, self.blocks)), max_size=3))
+            inventory = set(range(1, self.blocks + 1)) - gone
+            self.core.unit_joined(unit, inventory)
+            self.model.unit_joined(unit, inventory)
+
+    @rule()
+    def snapshot_is_taken(self) -> None:
+        raw = msgspec.msgpack.encode(self.core.snapshot())
+        self.snapshot = (msgspec.msgpack.decode(raw, strict=False), len(self.records))
+
+    @rule(from_start=st.booleans())
+    def controller_restarts(self, from_start: bool) -> None:
+        fingerprint = self.core.fingerprint()
+        records = msgspec.msgpack.decode(msgspec.msgpack.encode(self.records), type=list[AnyRecord])
+        core = self.new_core()
+        if from_start:
+            core.replay(records)
+        else:
+            core.restore(self.snapshot[0])
+            core.replay(records[self.snapshot[1] :])
+        assert core.fingerprint() == fingerprint
+        self.core = core
+        self.model.restart()
+
+    # -------------------------------------------------------------------------------------------------- comparison
+
+    def compare(self, command: c.Command, model: Any, check: Any = lambda *_: None) -> None:
+        self.requests += 1
+        before = self.core.describe()
+        try:
+            expected = model()
+        except Refused as refused:
+            expected = refused
+        error: TransferQueueError | None
+        try:
+            reply = self.core.apply(command, self.now, client=7, request=self.requests)
+        except TransferQueueError as raised:
+            error = raised
+        else:
+            error = None
+        if error is not None:
+            assert isinstance(expected, Refused), error
+            assert type(error).__name__ == expected.args[0], error
+            assert self.core.describe() == before
+            return
+        assert not isinstance(expected, Refused), (expected, reply)
+        assert isinstance(reply, Parked) == (expected is LATER)
+        if expected is not LATER:
+            check(command, reply, expected)
+
+    def check_rows(self, command: Any, reply: Any, expected: list[Row]) -> None:
+        assert ints(reply.indexes) == [row.index for row in expected]
+        names = [name for name in "xyz" if expected and all(row.ready([name]) for row in expected)]
+        assert reply.ready == names
+        if reply.tags is not None:
+            assert reply.tags == [row.tag for row in expected]
+
+    def check_batch(self, command: Any, reply: Any, expected: list[Row]) -> None:
+        assert ints(reply.indexes) == [row.index for row in expected]
+        found = places(reply)
+        for name in dict.fromkeys(command.fields if expected else []):
+            assert found[name] == [row.cells[name] for row in expected]
+            lengths = [row.lengths.get(name) for row in expected]
+            assert (name in reply.lengths) == (None not in lengths)
+            if name in reply.lengths:
+                assert ints(reply.lengths[name], "<i4") == lengths
+        assert not reply.tags or reply.tags == [row.tag for row in expected]
+        assert reply.tags or not any(row.tag for row in expected)
+        assert (reply.keys or [None] * len(expected)) == [row.key for row in expected]
+
+    @invariant()
+    def effects_agree(self) -> None:
+        effects = Drained(self.core)
+        self.records += effects.records
+        assert effects.frees == sorted(self.model.frees)
+        assert set(effects.by_request) == set(self.model.answers)
+        for request, answer in effects.by_request.items():
+            expected = self.model.answers[request]
+            if isinstance(expected, Refused):
+                assert type(answer).__name__ == expected.args[0]
+            else:
+                assert ints(answer.indexes) == [index for index, _ in expected]
+        self.model.frees.clear()
+        self.model.answers.clear()
+
+    @invariant()
+    def states_agree(self) -> None:
+        self.core.validate_state()
+        assert list(self.core.partitions) == list(self.model.parts)
+        for name, part in self.model.parts.items():
+            found = self.core.apply(c.Lookup(name, fields=["x", "y", "z"]), self.now)
+            assert isinstance(found, c.Batch)
+            self.check_all_rows(found, part.rows)
+            for task in ("t", "u"):
+                status = self.core.apply(c.ConsumptionStatus(name, task), self.now)
+                assert isinstance(status, c.StatusArrays)
+                assert ints(status.status, "i1") == [int(task in row.consumed) for row in part.rows]
+            self.check_production(name, part)
+            listed = self.core.apply(c.ListKeys(name), self.now)
+            assert listed == c.Value({name: {row.key: row.tag for row in part.rows if row.key}})
+        assert len(self.core.room) == len(self.model.waits)
+
+    def check_all_rows(self, found: c.Batch, rows: list[Row]) -> None:
+        assert ints(found.indexes) == [row.index for row in rows]
+        assert ints(found.status, "i1") == [int(row.ready("xyz")) for row in rows]
+        for name, cells in places(found).items():
+            assert cells == [row.cells[name] if row.ready([name]) else None for row in rows]
+
+    def check_production(self, name: str, part: Any) -> None:
+        status = self.core.apply(c.ProductionStatus(name, list(part.fields)), self.now)
+        assert isinstance(status, c.StatusArrays)
+        if part.fields:
+            assert status.columns == part.fields
+            expected = [int(row.ready([column])) for row in part.rows for column in part.fields]
+            assert ints(status.status, "i1") == expected
+
+
+TestHistory = History.TestCase
