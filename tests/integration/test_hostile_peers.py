@@ -1,4 +1,4 @@
-"""Bytes that no client sends, to both kinds of server: they live, their memory stays flat, and others notice nothing."""
+"""Bytes that no client sends, to both kinds of server: they live, memory stays flat, others notice nothing."""
 
 from __future__ import annotations
 
