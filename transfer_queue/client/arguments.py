@@ -6,9 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
+from transfer_queue.wire.messages import ENCODER
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def check_text(name: str, value: object) -> str:
@@ -120,7 +118,9 @@ def check_metadata(metadata: object) -> BatchMeta:
 
 def _encodable(name: str, value: T) -> T:
     try:
-        _ENCODER.encode(value)
+        ENCODER.encode(value)
+    except InvalidTypeError as error:
+        raise InvalidTypeError(f"{name}: {error}") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInputError(f"{name} holds a value that cannot be sent: {error}") from None
     return value

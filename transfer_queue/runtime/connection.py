@@ -17,28 +17,15 @@ import msgspec
 import numpy as np
 
 from transfer_queue.config.attach import parse_address
-from transfer_queue.errors import ConnectionLostError, InvalidTypeError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
 from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
-from transfer_queue.wire.messages import Envelope, Failure, Hello, Kind
+from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind
 
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
 _TRUSTED = Limits(header=(1 << 32) - 1)
 """Of what a server answers: a list of millions of keys is an answer as good as any."""
-
-
-def _plain_value(value: Any) -> Any:
-    """Scalars of numpy and torch in tags and parameters travel as plain numbers."""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return value.item()
-    raise InvalidTypeError(
-        f"tags and parameters are plain values (str, numbers, bool, None, bytes, lists, dicts), not "
-        f"{type(value).__name__}; put other values as fields"
-    )
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain_value)
 _PING: Envelope[Any] = Envelope(Kind.PING)
 
 
@@ -162,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         timer = self._loop.call_later(timeout_s, self._expire, pending.future, type(message).__name__, timeout_s)
         try:
             envelope = Envelope(Kind.REQUEST, request_id, 0, message, floor)
-            self._enqueue(MessageWriter(_ENCODER, envelope, payload, DEFAULT_LIMITS.header))
+            self._enqueue(MessageWriter(ENCODER, envelope, payload, DEFAULT_LIMITS.header))
             return await pending.future
         finally:
             timer.cancel()
@@ -172,11 +159,11 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, message: Any) -> None:
         """Send a notice. A closed connection drops it."""
         if not self.closed:
-            self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.NOTICE, 0, 0, message)))
+            self._enqueue(MessageWriter(ENCODER, Envelope(Kind.NOTICE, 0, 0, message)))
 
     def ping(self) -> None:
         if not self.closed and not self._paused:
-            self._enqueue(MessageWriter(_ENCODER, _PING))
+            self._enqueue(MessageWriter(ENCODER, _PING))
 
     # --------------------------------------------------------------------------------------------------- answers out
 
@@ -188,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
             if sent is not None:
                 sent()
             return
-        self._enqueue(MessageWriter(_ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
+        self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
 
     def fail(self, request: int, error: BaseException) -> None:
         """Answer a request with an error."""
@@ -320,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
             nbytes = 0
             while queue and nbytes < 1 << 20 and len(frames) < 256:
                 writer, sent = queue.popleft()
-                frame = writer.next_frame(_ENCODER)
+                frame = writer.next_frame(ENCODER)
                 nbytes += sum(map(len, frame))
                 frames += frame
                 if not writer.done:

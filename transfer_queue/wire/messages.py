@@ -12,9 +12,10 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from transfer_queue.control import commands
-from transfer_queue.errors import RequestError, TransferQueueError, error_class
+from transfer_queue.errors import InvalidTypeError, RequestError, TransferQueueError, error_class
 
 __all__ = [
+    "ENCODER",
     "PROTOCOL",
     "Abort",
     "Alloc",
@@ -51,6 +52,20 @@ __all__ = [
     "UnitsChanged",
     "Welcome",
 ]
+
+
+def _plain_value(value: Any) -> Any:
+    """Scalars of numpy and torch in tags and parameters travel as plain numbers."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    raise InvalidTypeError(
+        f"tags and parameters are plain values (str, numbers, bool, None, bytes, lists, dicts), not "
+        f"{type(value).__name__}; put other values as fields"
+    )
+
+
+ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain_value)
+"""Encodes every message."""
 
 PROTOCOL = 1
 """Version of messages. Peers of different versions refuse each other in the handshake."""
