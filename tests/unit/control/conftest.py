@@ -1,4 +1,7 @@
-"""Hypothesis profiles: ``ci`` by default, ``HYPOTHESIS_PROFILE=nightly pytest --timeout 0 tests/unit/control`` for millions of steps."""
+"""Hypothesis profiles: ``ci`` by default; for millions of steps:
+
+HYPOTHESIS_PROFILE=nightly pytest --timeout 0 tests/unit/control
+"""
 
 from __future__ import annotations
 
