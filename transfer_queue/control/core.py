@@ -209,6 +209,7 @@ class ControlCore:
             self.log.record(UnitLost(unit))
         for partition in self.partitions.values():
             self.serving.serve_lacking(partition)
+        self._admit()  # refuses the first parked commit if its blocks are gone
 
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.

@@ -77,7 +77,7 @@ def small_units() -> Iterator[None]:
 
 
 class History(RuleBasedStateMachine):
-    @initialize(make=st.sampled_from(_SAMPLERS), capacity=st.sampled_from([None, None, 12]))
+    @initialize(make=st.sampled_from(_SAMPLERS), capacity=st.sampled_from([None, None, 6, 9]))
     def begin(self, make: Any, capacity: int | None) -> None:
         self.make: Any = make
         self.capacity = capacity
@@ -304,7 +304,7 @@ class History(RuleBasedStateMachine):
         for name, part in self.model.parts.items():
             found = self.core.apply(c.Lookup(name, fields=["x", "y", "z"]), self.now)
             assert isinstance(found, c.Batch)
-            self.check_all_rows(found, part.rows)
+            self.check_all_rows(name, found, part.rows)
             for task in ("t", "u"):
                 status = self.core.apply(c.ConsumptionStatus(name, task), self.now)
                 assert isinstance(status, c.StatusArrays)
@@ -314,11 +314,16 @@ class History(RuleBasedStateMachine):
             assert listed == c.Value({name: {row.key: row.tag for row in part.rows if row.key}})
         assert len(self.core.room) == len(self.model.waits)
 
-    def check_all_rows(self, found: c.Batch, rows: list[Row]) -> None:
+    def check_all_rows(self, name: str, found: c.Batch, rows: list[Row]) -> None:
         assert ints(found.indexes) == [row.index for row in rows]
         assert ints(found.status, "i1") == [int(row.ready("xyz")) for row in rows]
-        for name, cells in places(found).items():
-            assert cells == [row.cells[name] if row.ready([name]) else None for row in rows]
+        for column, cells in places(found).items():
+            assert cells == [row.cells[column] if row.ready([column]) else None for row in rows]
+
+        for row in rows:
+            one = self.core.apply(c.Lookup(name, indexes=i64(row.index), fields=["x", "y", "z"]), self.now)
+            assert isinstance(one, c.Batch)
+            assert {column: ints(raw, "<i4")[0] for column, raw in one.lengths.items()} == row.lengths
 
     def check_production(self, name: str, part: Any) -> None:
         status = self.core.apply(c.ProductionStatus(name, list(part.fields)), self.now)
