@@ -108,8 +108,9 @@ def growth(samples: int, repeat: int) -> dict[str, float]:
     """Microseconds of a fetch of one row, and milliseconds of the status queries, with so many samples."""
     core = filled(samples)
     core.apply(fetch(0, 1), 0.0)  # the first fetch of a task makes its subscription
-    fetches = min(timed(core, stream(fetch, 300, 1)) / 300 for _ in range(repeat))
-    puts = min(timed(core, stream(put, 300, 1)) / 300 for _ in range(repeat))
+    count = min(3000, samples // (repeat + 1))  # so that the rows suffice
+    fetches = min(timed(core, stream(fetch, count, 1)) / count for _ in range(repeat))
+    puts = min(timed(core, stream(put, count, 1)) / count for _ in range(repeat))
     consumed = min(timed(core, [ConsumptionStatus("p", "task")]) for _ in range(repeat))
     produced = min(timed(core, [ProductionStatus("p", NAMES)]) for _ in range(repeat))
     return {
