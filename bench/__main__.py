@@ -50,10 +50,11 @@ class Peers:
 def run_workload(name: str, peers: Peers, scale: str, repetitions: int | None) -> tuple[Samples, dict[str, str]]:
     """Samples as peer -> metric -> values, and the errors of peers that failed. One untimed repetition goes first."""
     plan = workload(name)
+    chosen = plan.compared(scale)
     samples: Samples = {}
     failed: dict[str, str] = {}
     for repetition in range(1 + (repetitions or plan.repetitions)):
-        for peer in plan.peers:
+        for peer in chosen:
             if peer in failed:
                 continue
             try:
@@ -75,7 +76,7 @@ def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]
     try:
         for position, name in enumerate(names):
             start, load = time.monotonic(), os.getloadavg()[0]
-            peers.keep({peer for later in names[position:] for peer in workload(later).peers})
+            peers.keep({peer for later in names[position:] for peer in workload(later).compared(scale)})
             samples, failed = run_workload(name, peers, scale, repetitions)
             results["workloads"][name] = {"samples": samples, "failed": failed, "load": round(load, 2)}
             say(f"{name}: {time.monotonic() - start:.0f} s")

@@ -34,7 +34,11 @@ class Workload:
     rows: tuple[Row, ...]
     repetitions: int = 5
     rival: str = "upstream"
-    """The peer that `make bench-smoke` prints ratios against."""
+    """The peer that ratios are printed against."""
+
+    def compared(self, scale: str) -> tuple[str, ...]:
+        """Who runs at this scale: in the smoke run only ours and its rival."""
+        return self.peers if scale == "full" else ("ours", self.rival)
 
 
 def workload(name: str) -> Workload:

@@ -73,6 +73,6 @@ async def _operations(client: Any, rows: int, count: int) -> dict[str, float]:
 
 def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
     ours = 4 if options["peer"] == "ours" else 1  # enough of them that each takes a while
-    count = ours * (200 if options["scale"] == "full" else 50)
+    count = ours * (100 if options["scale"] == "full" else 16)
     single = asyncio.run(_operations(peer.client, 1, count))
-    return single | asyncio.run(_operations(peer.client, 1024, count // 10))
+    return single | asyncio.run(_operations(peer.client, 1024, max(count // 10, 4)))

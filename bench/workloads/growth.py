@@ -14,7 +14,7 @@ from bench.peers.queue import Queue
 from bench.workloads import Row, Workload
 
 WORKLOAD = Workload(
-    "Growth (upstream: 100,000 rows instead of 1,000,000, as filling it takes minutes)",
+    "Growth (PyPI release: 100,000 rows, not 1,000,000)",
     ("ours", "upstream"),
     (
         Row("fetch_small", "fetch at 1,000 rows", "ms", "lower"),

@@ -20,7 +20,8 @@ from bench.peers.base import Peer
 from bench.protocol import PeerProcess
 from bench.workloads import Row, Workload
 
-WORKERS = 8
+WORKERS = {"full": 8, "smoke": 2}
+ROWS = {"full": 1024, "smoke": 64}
 PROMPT, RESPONSE = 1024, 4096
 
 
@@ -94,11 +95,11 @@ def stage(peer: Any, options: dict[str, Any]) -> int:
     return sum(value.nbytes if not value.is_nested else value.values().nbytes for value in data.values())
 
 
-def _queue_step(peer: Any, rows: int) -> dict[str, float]:
-    share = {"rows": rows // WORKERS}
+def _queue_step(peer: Any, rows: int, workers: int) -> dict[str, float]:
+    share = {"rows": rows // workers}
     if not _workers:
         name = type(peer).__name__.lower()
-        for _ in range(WORKERS):
+        for _ in range(workers):
             _workers.append(PeerProcess(name, sys.executable, attach=peer.attached, library=name == "ours"))
         for worker in _workers:
             worker.send("ppo.prepare", **share)
@@ -142,19 +143,19 @@ class RayWorker:
         return self._outputs[name]
 
 
-def _driver_step(rows: int) -> dict[str, float]:
+def _driver_step(rows: int, workers: int) -> dict[str, float]:
     import ray
 
     if not _actors:
         kind = ray.remote(num_cpus=1)(RayWorker)
-        _actors.extend(kind.remote(rows // WORKERS) for _ in range(WORKERS))
+        _actors.extend(kind.remote(rows // workers) for _ in range(workers))
         ray.get([actor.run.remote("update_actor", columns((), rows)) for actor in _actors])
     held = TensorDict({}, batch_size=[rows])
     result = {}
     begin = time.perf_counter()
     for of in STAGES:
         start = time.perf_counter()
-        parts = held.select(*of.reads).chunk(WORKERS) if of.reads else [None] * WORKERS
+        parts = held.select(*of.reads).chunk(workers) if of.reads else [None] * workers
         # A chunk is a view: the clone keeps Ray from sending the whole storage of each field to every worker.
         parts = [part if part is None else part.clone() for part in parts]
         answers = [actor.run.remote(of.name, part) for actor, part in zip(_actors, parts, strict=True)]
@@ -186,9 +187,9 @@ def _copy_step(rows: int) -> dict[str, float]:
 
 
 def measure(peer: Peer, options: dict[str, Any]) -> dict[str, float]:
-    rows = 1024 if options["scale"] == "full" else 128
+    rows, workers = ROWS[options["scale"]], WORKERS[options["scale"]]
     if options["peer"] == "ray_driver":
-        return _driver_step(rows)
+        return _driver_step(rows, workers)
     if options["peer"] == "memcpy":
         return _copy_step(rows)
-    return _queue_step(peer, rows)
+    return _queue_step(peer, rows, workers)
