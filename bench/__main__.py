@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +48,34 @@ class Peers:
             self._running.pop(name).stop()
 
 
+def order(peers: Sequence[str], rounds: range, interleaved: bool) -> list[tuple[int, str]]:
+    """(repetition, peer) in the order of the run."""
+    if interleaved:
+        return [(repetition, peer) for repetition in rounds for peer in peers]
+    return [(repetition, peer) for peer in peers for repetition in rounds]
+
+
 def run_workload(name: str, peers: Peers, scale: str, repetitions: int | None) -> tuple[Samples, dict[str, str]]:
     """Samples as peer -> metric -> values, and the errors of peers that failed. One untimed repetition goes first."""
     plan = workload(name)
     chosen = plan.compared(scale)
     samples: Samples = {}
     failed: dict[str, str] = {}
-    for repetition in range(1 + (repetitions or plan.repetitions)):
-        for peer in chosen:
-            if peer in failed:
-                continue
-            try:
-                metrics = peers.get(peer).call(f"{name}.measure", scale=scale, peer=peer)
-            except PeerError as error:
-                failed[peer] = str(error)
-                say(f"  {peer} failed: {error}")
-                continue
-            if repetition:
-                for metric, value in metrics.items():
-                    samples.setdefault(peer, {}).setdefault(metric, []).append(value)
+    rounds = range(1 + (repetitions or plan.repetitions))
+    for repetition, peer in order(chosen, rounds, plan.interleaved):
+        if peer in failed:
+            continue
+        if repetition == 0 and not plan.interleaved:
+            peers.keep(set())
+        try:
+            metrics = peers.get(peer).call(f"{name}.measure", scale=scale, peer=peer)
+        except PeerError as error:
+            failed[peer] = str(error)
+            say(f"  {peer} failed: {str(error)[:300]}")
+            continue
+        if repetition:
+            for metric, value in metrics.items():
+                samples.setdefault(peer, {}).setdefault(metric, []).append(value)
     return samples, failed
 
 
@@ -75,10 +85,11 @@ def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]
     peers = Peers(python)
     try:
         for position, name in enumerate(names):
+            at = facts()
             start, load = time.monotonic(), os.getloadavg()[0]
             peers.keep({peer for later in names[position:] for peer in workload(later).compared(scale)})
             samples, failed = run_workload(name, peers, scale, repetitions)
-            results["workloads"][name] = {"samples": samples, "failed": failed, "load": round(load, 2)}
+            results["workloads"][name] = {"samples": samples, "failed": failed, "load": round(load, 2), "at": at}
             say(f"{name}: {time.monotonic() - start:.0f} s")
     finally:
         peers.keep(set())
@@ -88,7 +99,7 @@ def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="small batches, one repetition; prints ratios to peers")
-    parser.add_argument("--only", nargs="+", choices=ORDER, help="these workloads; renders nothing")
+    parser.add_argument("--only", nargs="+", choices=ORDER, help="these workloads; the others keep their results")
     parser.add_argument("--repetitions", type=int, help="of every workload, instead of its own number")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     parser.add_argument("--render", action="store_true", help="only render docs/benchmarks.md from the JSON")
@@ -100,12 +111,14 @@ def main() -> int:
     results = run(names, "smoke" if options.smoke else "full", 1 if options.smoke else options.repetitions)
     if options.smoke:
         print(report.ratios(results))
-    elif options.only:
-        print(report.table(results))
     else:
+        fresh = results["workloads"]
+        if options.only and options.output.exists():
+            kept = json.loads(options.output.read_text())["workloads"]
+            results["workloads"] = {name: (kept | fresh)[name] for name in ORDER if name in kept | fresh}
         options.output.write_text(json.dumps(results, indent=1) + "\n")
         report.render(results)
-        print(report.table(results))
+        print(report.table({**results, "workloads": fresh}))
     failed = [name for name, of in results["workloads"].items() if "ours" in of["failed"]]
     return 1 if failed else 0
 

@@ -58,12 +58,18 @@ def advantage(results: dict[str, Any], name: str, row: Row, rival: str) -> float
     return ours / theirs if row.better == "higher" else theirs / ours
 
 
+def _when(of: dict[str, Any]) -> str:
+    at = of.get("at")
+    measured = f" Measured {at['started']}, commit {at['commit']}." if at else ""
+    return f"Load average before: {of['load']}.{measured}"
+
+
 def table(results: dict[str, Any]) -> str:
     """Markdown: one table a workload."""
     lines: list[str] = []
     for name, of in results["workloads"].items():
         plan = workload(name)
-        lines += [f"### {plan.title}", "", f"Load average before: {of['load']}.", ""]
+        lines += [f"### {plan.title}", "", _when(of), ""]
         lines += ["| | unit | target | " + " | ".join(LABELS[peer] for peer in plan.peers) + " | × 0.1 |"]
         lines += ["|---" * (len(plan.peers) + 4) + "|"]
         for row in plan.rows:
@@ -131,7 +137,8 @@ def render(results: dict[str, Any]) -> None:
     text = f"""# Benchmarks
 
 Made by `make bench`; do not edit. Medians, with the smallest and the largest in parentheses; repetitions of all peers
-interleaved in one run. "× 0.1": how many times better than the release on PyPI, on its SimpleStorage.
+interleaved in one run; in the PPO step one peer runs after the other, as all at once need more than 24 GiB.
+"× 0.1": how many times better than the release on PyPI, on its SimpleStorage.
 
 {machine["cores"]} cores of {machine["cpu"]}, {machine["memory_gib"]} GiB, Linux {machine["kernel"]}, Python
 {machine["python"]}, torch {machine["torch"]}; commit {machine["commit"]}, {machine["started"]}; load average

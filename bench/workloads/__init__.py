@@ -33,6 +33,8 @@ class Workload:
     peers: tuple[str, ...]
     rows: tuple[Row, ...]
     repetitions: int = 5
+    interleaved: bool = True
+    """False where the peers together need more memory than a small machine has: one after the other, started anew."""
     rival: str = "upstream"
     """The peer that ratios are printed against."""
 

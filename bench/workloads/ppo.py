@@ -49,6 +49,7 @@ WORKLOAD = Workload(
         Row("total", "PPO step: total", "s", "lower", 0.65),
     ),
     repetitions=3,
+    interleaved=False,
 )
 _steps = itertools.count()
 
