@@ -17,7 +17,7 @@ LABELS = {
     "ray_driver": "Ray driver, no queue",
     "redis_server": "redis",
     "flight": "Arrow Flight",
-    "memcpy": "memcpy (limit)",
+    "memcpy": "memcpy, one thread",
 }
 
 

@@ -75,4 +75,4 @@ def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
     ours = 4 if options["peer"] == "ours" else 1  # enough of them that each takes a while
     count = ours * (100 if options["scale"] == "full" else 16)
     single = asyncio.run(_operations(peer.client, 1, count))
-    return single | asyncio.run(_operations(peer.client, 1024, max(count // 10, 4)))
+    return single | asyncio.run(_operations(peer.client, 1024, 2 * IN_FLIGHT))
