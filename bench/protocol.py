@@ -79,10 +79,14 @@ class PeerProcess:
         self.send(do, **options)
         return self.receive()
 
-    def stop(self) -> None:
-        """End the peer; it takes down what it started. Killed if that takes longer than 30 s. Idempotent."""
+    def finish(self) -> None:
+        """Let the peer end, without waiting for it."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
+
+    def stop(self) -> None:
+        """End the peer; it takes down what it started. Killed if that takes longer than 30 s. Idempotent."""
+        self.finish()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

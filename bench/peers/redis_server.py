@@ -60,7 +60,7 @@ class Redis(Peer):
 
     def put(self, prepared: dict[str, Array]) -> None:
         for name, array in prepared.items():
-            self._client.set(name, memoryview(array).cast("B"))
+            self._client.set(name, array.data.cast("B"))
 
     def get(self) -> dict[str, Array]:
         return {

@@ -116,7 +116,7 @@ def _queue_step(peer: Any, rows: int, workers: int) -> dict[str, float]:
         fetched = sum(worker.receive() for worker in _workers)
         result[of.name] = time.perf_counter() - start
         expected = columns(of.reads, 1)
-        if fetched != sum(value.nbytes for value in expected.values()) * rows:
+        if fetched != sum(expected[field].nbytes for field in of.reads) * rows:
             raise RuntimeError(f"{of.name} fetched {fetched} bytes")
     result["total"] = time.perf_counter() - begin
     peer.client.clear_partition(partition)
@@ -124,6 +124,8 @@ def _queue_step(peer: Any, rows: int, workers: int) -> dict[str, float]:
 
 
 def stop_workers() -> None:
+    for worker in _workers:
+        worker.finish()
     while _workers:
         _workers.pop().stop()
 
@@ -156,13 +158,13 @@ def _driver_step(rows: int, workers: int) -> dict[str, float]:
     begin = time.perf_counter()
     for of in STAGES:
         start = time.perf_counter()
-        parts = held.select(*of.reads).chunk(workers) if of.reads else [None] * workers
+        parts: list[Any] = list(held.select(*of.reads).chunk(workers)) if of.reads else [None] * workers
         # A chunk is a view: the clone keeps Ray from sending the whole storage of each field to every worker.
-        parts = [part if part is None else part.clone() for part in parts]
-        answers = [actor.run.remote(of.name, part) for actor, part in zip(_actors, parts, strict=True)]
+        sent = [None if part is None else part.clone() for part in parts]
+        answers = [actor.run.remote(of.name, part) for actor, part in zip(_actors, sent, strict=True)]
         done = ray.get(answers)
         if of.writes:
-            held.update(torch.cat(done, 0))
+            held.update(TensorDict.cat(done, 0))
         result[of.name] = time.perf_counter() - start
     result["total"] = time.perf_counter() - begin
     return result
