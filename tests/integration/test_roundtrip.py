@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,23 @@ def test_rows_of_several_partitions_are_read_in_order(queue: Stack, partition: s
     both = tq.BatchMeta.concat(parts)
     both.reorder([3, 0, 2, 1])
     assert client.get_data(both)["x"].tolist() == [11, 0, 10, 1]
+
+
+def test_a_row_that_is_overwritten_again_and_again_while_it_is_read_is_read_in_the_end(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.kv_put("hot", partition, {"x": torch.tensor(0)})
+    client, backend = tq.get_client(), tq.get_client()._engine._backend
+    assert backend is not None
+    read, one_block, overwritten = backend.get, queue.used(), 0
+
+    async def overwritten_before_it_is_read(reads: Any, *, timeout_s: float) -> Any:
+        nonlocal overwritten
+        if overwritten < 7:
+            overwritten += 1
+            await client.kv.put_one("hot", partition, {"x": torch.tensor(overwritten)}, None, None).work
+            wait_until(lambda: queue.used() == one_block, "the block that was read before is freed")
+        return await read(reads, timeout_s=timeout_s)
+
+    monkeypatch.setattr(backend, "get", overwritten_before_it_is_read)
+    assert tq.kv_batch_get("hot", partition)["x"].tolist() == [7]

@@ -233,7 +233,9 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        for attempt in itertools.count(1):
+        gone: list[int] = []
+        attempts = 0
+        while True:
             try:
                 plan = plan_reads(batch, fields, self._placement.get)
                 if not plan.reads:
@@ -242,14 +244,18 @@ class Engine:
                 fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
                 return LoadedBatch(batch, fields, plan, fetched)
             except StorageKeyNotFoundError:
-                if again is None or attempt >= 5:
+                # Overwritten since it was located: the next try finds the new blocks, however often that happens.
+                # Blocks that stay gone are lost.
+                blocks = [read.block for read in plan.reads]
+                attempts = attempts + 1 if blocks == gone else 1
+                gone = blocks
+                if again is None or attempts >= 5 or loop.time() >= deadline:
                     raise
             except (ConnectionLostError, DataLostError):
                 if again is None or loop.time() + _RETRY_S >= deadline:
                     raise
                 await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
             batch = await self.lookup(again, max(0.001, deadline - loop.time()))
-        raise AssertionError("unreachable")
 
     # --------------------------------------------------------------------------------------------------------- backend
 
