@@ -189,8 +189,10 @@ class Engine:
                 nbytes = await backend.put(block, number, info, wait_s=wait_s)
             except CapacityError as error:
                 failure = error
+                self._placement.move_on()
             except ConnectionLostError as error:
                 failure = failure or error
+                self._placement.move_on()
             else:
                 return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
         if failure is None:
