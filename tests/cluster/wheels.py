@@ -11,7 +11,7 @@ from packaging.markers import Marker, default_environment
 
 from tests.cluster.binaries import cache_lock
 from tests.cluster.commands import run
-from tests.cluster.console import step
+from tests.cluster.console import say, step
 from tests.cluster.errors import ClusterError
 from tests.cluster.paths import REPOSITORY, cache_folder
 
@@ -47,7 +47,7 @@ def _fetch(lock: Path, folder: Path) -> None:
     _download(folder, "--require-hashes", "-r", str(listed))
     for entry in entries:
         if "--hash=" not in entry:  # torch, which sites may have a CPU build of
-            _download_cpu_build(folder, entry.split(";")[0].strip())
+            _download_torch(folder, entry.split(";")[0].strip())
     _download(folder, BUILD_REQUIREMENT)
     listed.unlink()
 
@@ -71,25 +71,29 @@ def wanted_entries(lock: str) -> Iterator[str]:
             entry += line
 
 
-def _download_cpu_build(folder: Path, requirement: str) -> None:
+def _download_torch(folder: Path, requirement: str) -> None:
+    """A CPU build where one is to be had, else the index's own build with the CUDA libraries it loads."""
     try:
         _download(folder, f"{requirement}+cpu")
-    except ClusterError as error:
-        raise ClusterError(
-            f"no CPU build of {requirement} found, which the trainer image needs. Set PIP_FIND_LINKS to a folder that "
-            f"has its wheel, or PIP_EXTRA_INDEX_URL to an index of CPU builds.\n{error}"
-        ) from error
+    except ClusterError:
+        say(
+            f"no CPU build of {requirement} found: the trainer image gets the one with CUDA, several GB. Else "
+            "set PIP_FIND_LINKS to a folder that has its wheel, or PIP_EXTRA_INDEX_URL to an index of CPU builds."
+        )
+        _download(folder, requirement, with_dependencies=True)
 
 
-def _download(folder: Path, *requirements: str) -> None:
+def _download(folder: Path, *requirements: str, with_dependencies: bool = False) -> None:
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(IMAGE_GLIBC_MINOR, 4, -1)]
     options = ["--python-version", IMAGE_PYTHON, "--implementation", "cp", "--only-binary", ":all:"]
     for tag in (*tags, "manylinux2014_x86_64", "manylinux1_x86_64"):
         options += ["--platform", tag]
+    if not with_dependencies:
+        options.append("--no-deps")
     for link in (str(folder), *_find_links()):
         options += ["--find-links", link]
     run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, *options, *requirements],
+        [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, *options, *requirements],
         environment={"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         fix="If packages cannot be downloaded, set PIP_INDEX_URL to an index that this machine reaches.",
     )
