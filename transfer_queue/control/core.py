@@ -227,6 +227,9 @@ class ControlCore:
             self.log.record(UnitJoined(unit, restored, lost))
         for partition, grown in self.units.join(unit, restored, lost):
             self.serving.serve(partition, grown)
+        if lost:
+            for partition in self.partitions.values():
+                self.serving.serve_lacking(partition)
 
     def unknown_blocks(self, unit: int, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that no row refers to. A put that is not committed yet is among them: ask again after

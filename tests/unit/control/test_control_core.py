@@ -146,6 +146,18 @@ def test_parked_commit_that_went_wrong_meanwhile_gets_the_error() -> None:
     assert core.rows == 0
 
 
+def test_a_rank_that_waits_learns_at_once_that_its_rows_are_gone_when_their_unit_returns_without_them() -> None:
+    core = ControlCore(sampler=RankAwareSampler())
+    core.apply(put("p", 2, "x"), 0)
+    rank = {"dp_rank": 0, "batch_index": 0}
+    assert rows(core.apply(fetch("p", "x", 2, **rank), 0)) == [0, 1]
+    again = ControlCore(sampler=RankAwareSampler())
+    again.restore(core.snapshot())
+    assert again.apply(fetch("p", "xy", 2, timeout_s=10, **rank), 0, request=1) is PARKED
+    again.unit_joined(1, [])
+    assert type(Drained(again).by_request[1]).__name__ == "DataLostError"
+
+
 def test_other_objects_are_not_commands() -> None:
     with pytest.raises(InvalidTypeError, match="not a command"):
         ControlCore().apply(c.Done(), 0)  # type: ignore[arg-type]
