@@ -95,9 +95,9 @@ class MooncakeSettings(Document):
     """The master's HTTP port of metrics; default: port 9003 of the master's host. Storage units only."""
     protocol: Literal["rdma", "tcp"] = "rdma"
     device_name: str = "auto"
-    """``auto``, or a comma-separated list of RDMA devices. Without meaning for tcp."""
+    """``auto``: those nearest to the GPUs of the process; or a comma-separated list. Without meaning for tcp."""
     global_segment_size: BufferBytes = 64 * GIB
-    """Memory of all storage units together; each unit gets its share as its capacity."""
+    """Accepted and without effect: the capacity of each storage unit is the segment that it contributes."""
     local_buffer_size: BufferBytes = 10 * GIB
     """The engine's buffer in each client; used, and allocated, only without ``zero_copy.enable``."""
     zero_copy: ZeroCopy = ZeroCopy()
