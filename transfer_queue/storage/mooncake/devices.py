@@ -24,14 +24,22 @@ def choose_devices(
     process = {**environment, "MC_MS_AUTO_DISC": "0"}  # as set-up will have it
     if segment_bytes:
         process["CUDA_VISIBLE_DEVICES"] = ""
-    decision = fabric.resolve(
+    resolution = fabric.resolve(
         root,
         process,
         # Names are an order: a wrong one is refused, although the engine could do with the rest.
         policy="auto" if device_name == "auto" else "required",
         device_name=device_name,
         register_nbytes=segment_bytes,
-    ).decision
+    )
+    decision = resolution.decision
+    present = [hca.name for hca in resolution.fabric.hcas]
+    for name in (part.strip() for part in device_name.split(",")):
+        if name not in ("", "auto", *present) and not any(letter in name for letter in "*?["):
+            raise fabric.RdmaUnavailableError(
+                f"deviceName: no InfiniBand device {name!r} under /sys/class/infiniband; "
+                f"present: {', '.join(present) or 'none'}"
+            )
     if decision.settings is None:
         raise fabric.RdmaUnavailableError(
             f"protocol rdma cannot be used: {decision.reason.removeprefix('falling back to TCP: ')}; "
