@@ -9,7 +9,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack, running_stack, wait_until
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module", params=["shared memory", "TCP", "asyncio TCP"])
