@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of
@@ -232,7 +233,7 @@ def _set_up(
     reserved = socket.socket(socket.AF_INET6 if ":" in local else socket.AF_INET)
     reserved.bind((local, 0))
     port = reserved.getsockname()[1]
-    name = f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
+    name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
     code = raw.setup(
