@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup e2e
+.PHONY: help demo test check fmt generate lock clean setup e2e bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,12 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--up
 
 e2e: setup ## The quick start on a real two-node cluster of this machine
 	@$(PYTHON) -m pytest tests/cluster -k e2e $(PYTEST_ARGS)
+
+bench: setup ## Measure against the peers, in turn; writes docs/benchmarks.md (BENCH_ARGS="--only ppo": a part)
+	@$(PYTHON) -m bench $(BENCH_ARGS)
+
+bench-smoke: setup ## A minute of it: prints how many times better than the release on PyPI
+	@$(PYTHON) -m bench --smoke
 
 clean: ## Remove what was made here, but for the shared caches
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

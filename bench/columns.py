@@ -81,6 +81,10 @@ def measure(name: str, batch: TensorDict, repeat: int) -> None:
     def got(pieces: list[Piece], **options: Any) -> Callable[[], TensorDict]:
         return lambda: decode(dict.fromkeys(names, pieces), ROWS, view.fields, **options)
 
+    def written_and_read() -> TensorDict:
+        encode(batch).write_into(memory)
+        return got(whole)()
+
     works: dict[str, Callable[[], Any]] = {
         "memcpy, warm": lambda: copy_to(memory),
         "memcpy, fresh memory": lambda: copy_to(np.empty(size, np.uint8)),
@@ -89,7 +93,7 @@ def measure(name: str, batch: TensorDict, repeat: int) -> None:
         "decode, copy": got(whole),
         "decode, shuffled rows": got(shuffled),
         "decode, view": got(whole, copy=False),
-        "encode + write + decode": lambda: (encode(batch).write_into(memory), got(whole)()),
+        "encode + write + decode": written_and_read,
     }
     results = {}
     for label, work in works.items():

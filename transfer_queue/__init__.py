@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+    from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         async_kv_batch_get,
@@ -49,6 +51,8 @@ __all__ = [
     "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
+    "StreamingDataLoader",
+    "StreamingDataset",
     "TransferQueueClient",
     "TransferQueueError",
     "__version__",
@@ -71,6 +75,7 @@ __all__ = [
 
 _HOMES = {
     "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
+    "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError", "TransferQueueError"),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
     "transfer_queue.sampler": (

@@ -19,7 +19,8 @@
     │   └── SamplerError                      a sampler raised, or returned rows it may not return
     ├── KeyNotFoundError (ValueError)         keys that are not in the partition
     ├── StorageKeyNotFoundError (KeyError)    a row or field is gone from storage
-    └── DataLostError (RuntimeError)          rows whose bytes were lost with a storage unit or master
+    ├── DataLostError (RuntimeError)          rows whose bytes were lost with a storage unit or master
+    └── WorkerLostError (RuntimeError)        a worker process of a streaming loader died
 
 The built-in bases are part of the contract: user code catches them.
 """
@@ -45,6 +46,7 @@ __all__ = [
     "UnknownPartitionError",
     "UnsupportedFieldError",
     "WaitTimeoutError",
+    "WorkerLostError",
     "error_class",
 ]
 
@@ -122,6 +124,10 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
 
 class DataLostError(TransferQueueError, RuntimeError):
     """Rows whose bytes were lost with a storage unit or a Mooncake master."""
+
+
+class WorkerLostError(TransferQueueError, RuntimeError):
+    """A worker process of a streaming loader died; what it fetched and did not deliver can be fetched again."""
 
 
 def error_class(name: str) -> type[TransferQueueError]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from transfer_queue._kv_meta import KVBatchMeta, chunk_bounds, same_value, united_info
 from transfer_queue._sample_meta import FieldMeta, ProductionStatus, Sample, SampleMeta
+from transfer_queue.control.commands import Batch, FamilyLocations
 from transfer_queue.control.schema import FieldSchema
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class BatchMeta:
 
     __slots__ = (
         "_custom_backend_meta",
+        "_located",
         "custom_meta",
         "extra_info",
         "field_schema",
@@ -86,7 +88,16 @@ class BatchMeta:
         self.custom_meta = [{} for _ in range(count)] if custom_meta is None else list(custom_meta)
         backend = [{} for _ in range(count)] if _custom_backend_meta is None else list(_custom_backend_meta)
         self._custom_backend_meta: list[dict[str, Any]] = backend
+        self._located: Batch | None = None  # where these rows lay when they were fetched; checked before it is used
         self._check_lengths()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_located"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._located = None
 
     def _check_lengths(self) -> None:
         count = len(self.global_indexes)
@@ -227,6 +238,9 @@ class BatchMeta:
         part.extra_info = dict(self.extra_info)
         part.custom_meta = [dict(self.custom_meta[position]) for position in positions]
         part._custom_backend_meta = [dict(self._custom_backend_meta[position]) for position in positions]
+        located = self._located
+        fits = located is not None and len(located.indexes) == 8 * len(self)
+        part._located = _located_at(located, positions) if located is not None and fits else None
         return part
 
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
@@ -368,6 +382,24 @@ class _Samples(Sequence[Sample]):
             MappingProxyType(fields),
             position,
         )
+
+
+def _located_at(batch: Batch, positions: Sequence[int]) -> Batch:
+    """The rows of ``batch`` at ``positions``, with nothing but their indexes and locations."""
+    rows = np.asarray(positions, np.intp)
+    return Batch(
+        np.frombuffer(batch.indexes, "<i8")[rows].tobytes(),
+        locations=[
+            FamilyLocations(
+                family.fields,
+                family.units,
+                family.blocks,
+                np.frombuffer(family.block_of_row, "<i4")[rows].tobytes(),
+                np.frombuffer(family.row_in_block, "<i4")[rows].tobytes(),
+            )
+            for family in batch.locations
+        ],
+    )
 
 
 def _entry_at(entry: Entry, positions: Sequence[int]) -> Entry:

@@ -103,7 +103,9 @@ client.put(TensorDict({"x": torch.ones(4, 1_000_000)}, batch_size=[4]), partitio
 def test_a_killed_storage_unit_loses_its_rows_and_puts_go_to_the_other(
     stack: Stack, client: tq.TransferQueueClient
 ) -> None:
-    first = [client.put(rows(2), partition_id="p") for _ in range(4)]  # both units get some
+    # Large enough that each goes to the other unit than the one before.
+    data = TensorDict({"x": torch.arange(2 * 40_000.0).view(2, 40_000)}, batch_size=[2])
+    first = [client.put(data, partition_id="p") for _ in range(4)]
     stack.units[0].kill()
     lost, kept = 0, 0
     for meta in first:
@@ -112,7 +114,7 @@ def test_a_killed_storage_unit_loses_its_rows_and_puts_go_to_the_other(
         except tq.errors.DataLostError:
             lost += 1
         else:
-            assert torch.equal(got["x"].values().view(2, 1000), rows(2)["x"])
+            assert torch.equal(got["x"].values().view(2, 40_000), data["x"])
             kept += 1
     assert (lost, kept) == (2, 2)
     status = client.get_production_status(["x"], "p")[1]

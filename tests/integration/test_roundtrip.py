@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from tensordict import NonTensorStack, TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.client.engine import Engine
+from transfer_queue.errors import StorageKeyNotFoundError
 
 
 @pytest.fixture(scope="module", params=["shared memory", "TCP", "asyncio TCP"])
@@ -138,3 +142,106 @@ def test_rows_of_several_partitions_are_read_in_order(queue: Stack, partition: s
     both = tq.BatchMeta.concat(parts)
     both.reorder([3, 0, 2, 1])
     assert client.get_data(both)["x"].tolist() == [11, 0, 10, 1]
+
+
+def test_a_row_that_is_overwritten_again_and_again_while_it_is_read_is_read_in_the_end(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.kv_put("hot", partition, {"x": torch.tensor(0)})
+    client, backend = tq.get_client(), tq.get_client()._engine._backend
+    assert backend is not None
+    read, one_block, overwritten = backend.get, queue.used(), 0
+
+    async def overwritten_before_it_is_read(reads: Any, *, timeout_s: float) -> Any:
+        nonlocal overwritten
+        if overwritten < 7:
+            overwritten += 1
+            await client.kv.put_one("hot", partition, {"x": torch.tensor(overwritten)}, None, None).work
+            wait_until(lambda: queue.used() == one_block, "the block that was read before is freed")
+        return await read(reads, timeout_s=timeout_s)
+
+    monkeypatch.setattr(backend, "get", overwritten_before_it_is_read)
+    assert tq.kv_batch_get("hot", partition)["x"].tolist() == [7]
+
+
+def located(client: tq.TransferQueueClient, partition: str) -> tq.BatchMeta:
+    """Four rows of one block, fetched."""
+    client.put(TensorDict({"x": torch.arange(4), "y": torch.arange(4) * 10}, batch_size=[4]), partition_id=partition)
+    return client.get_meta(["x", "y"], 4, partition, task_name="t")
+
+
+def test_fetched_metadata_reads_its_rows_however_it_is_selected(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+    meta = located(client, partition)
+    assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+    assert [client.get_data(part)["y"].tolist() for part in meta.chunk(2)] == [[0, 10], [20, 30]]
+    assert client.get_data(meta.select_samples([3, 1, 1]))["x"].tolist() == [3, 1, 1]
+    assert list(client.get_data(meta.select_fields(["y"])).keys()) == ["y"]
+    meta.reorder([2, 0, 3, 1])
+    assert client.get_data(meta)["x"].tolist() == [2, 0, 3, 1]
+    meta.global_indexes.reverse()
+    assert client.get_data(meta)["x"].tolist() == [1, 3, 0, 2]
+    assert client.get_data(pickle.loads(pickle.dumps(meta)))["x"].tolist() == [1, 3, 0, 2]
+
+
+def test_fetched_metadata_gives_what_was_written_since(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+    meta = located(client, partition)
+    # One row of a block that lives on, a field of all rows, and at last every cell of the block.
+    client.put(TensorDict({"x": torch.tensor([7])}, batch_size=[1]), metadata=meta[2])
+    assert client.get_data(meta)["x"].tolist() == [0, 1, 7, 3]
+    client.put(TensorDict({"y": torch.arange(4) + 5}, batch_size=[4]), metadata=meta)
+    assert client.get_data(meta)["y"].tolist() == [5, 6, 7, 8]
+    client.put(TensorDict({"x": -torch.arange(4)}, batch_size=[4]), metadata=meta)
+    got = client.get_data(meta)
+    assert got["x"].tolist() == [0, -1, -2, -3]
+    assert got["y"].tolist() == [5, 6, 7, 8]
+    meta = meta.add_fields(TensorDict({"z": torch.zeros(4)}, batch_size=[4]))
+    client.put(TensorDict({"z": torch.ones(4)}, batch_size=[4]), metadata=meta)
+    assert client.get_data(meta)["z"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("cleared", [[1], [0, 1, 2, 3]], ids=["one row of its block", "the whole block"])
+def test_fetched_metadata_of_a_cleared_row_is_a_missing_key(queue: Stack, partition: str, cleared: list[int]) -> None:
+    client = tq.get_client()
+    meta = located(client, partition)
+    client.clear_samples(meta.select_samples(cleared))
+    with pytest.raises(StorageKeyNotFoundError):
+        client.get_data(meta)
+    kept = [row for row in range(4) if row not in cleared]
+    if kept:
+        assert client.get_data(meta.select_samples(kept))["x"].tolist() == kept
+
+
+def test_fetched_metadata_is_read_while_it_is_looked_up(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tq.get_client()
+    meta = located(client, partition)
+    load, lookup, steps = Engine.load, Engine.lookup, []
+
+    async def noted_load(engine: Engine, *arguments: Any) -> Any:
+        steps.append("read")
+        return await load(engine, *arguments)
+
+    async def noted_lookup(engine: Engine, *arguments: Any) -> Any:
+        found = await lookup(engine, *arguments)
+        steps.append("found")
+        return found
+
+    monkeypatch.setattr(Engine, "load", noted_load)
+    monkeypatch.setattr(Engine, "lookup", noted_lookup)
+
+    def steps_of(metadata: tq.BatchMeta) -> list[str]:
+        steps.clear()
+        client.get_data(metadata)
+        return list(steps)
+
+    assert steps_of(meta) == ["read", "found"]
+    assert steps_of(meta[1:3]) == ["read", "found"]
+    assert steps_of(meta.select_fields(["y"])) == ["read", "found"]
+    assert steps_of(pickle.loads(pickle.dumps(meta))) == ["found", "read"]
+    client.put(TensorDict({"x": torch.tensor([7])}, batch_size=[1]), metadata=meta[2])
+    assert steps_of(meta) == ["read", "found", "read"]
+    meta.global_indexes.reverse()
+    assert steps_of(meta) == ["found", "read"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -189,8 +190,10 @@ class Engine:
                 nbytes = await backend.put(block, number, info, wait_s=wait_s)
             except CapacityError as error:
                 failure = error
+                self._placement.move_on()
             except ConnectionLostError as error:
                 failure = failure or error
+                self._placement.move_on()
             else:
                 return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
         if failure is None:
@@ -233,7 +236,9 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        for attempt in itertools.count(1):
+        gone: list[int] = []
+        attempts = 0
+        while True:
             try:
                 plan = plan_reads(batch, fields, self._placement.get)
                 if not plan.reads:
@@ -242,14 +247,42 @@ class Engine:
                 fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
                 return LoadedBatch(batch, fields, plan, fetched)
             except StorageKeyNotFoundError:
-                if again is None or attempt >= 5:
+                # Overwritten since it was located: the next try finds the new blocks, however often that happens.
+                # Blocks that stay gone are lost.
+                blocks = [read.block for read in plan.reads]
+                attempts = attempts + 1 if blocks == gone else 1
+                gone = blocks
+                if again is None or attempts >= 5 or loop.time() >= deadline:
                     raise
             except (ConnectionLostError, DataLostError):
                 if again is None or loop.time() + _RETRY_S >= deadline:
                     raise
                 await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
             batch = await self.lookup(again, max(0.001, deadline - loop.time()))
-        raise AssertionError("unreachable")
+
+    async def find(self, command: Lookup, fields: Sequence[str], guess: Batch | None, timeout_s: float) -> LoadedBatch:
+        """Look up rows and read ``fields`` of all of them.
+
+        ``guess``: the same rows as they were located earlier. They are read from there while they are looked up, and
+        what was read counts only if they still lie there, so an old guess costs a second read and nothing else.
+        Raises what ``lookup`` and ``load`` raise.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        reading = None if guess is None else self._spawn(self.load(guess, fields, None, timeout_s))
+        try:
+            batch = await self.lookup(command, timeout_s)
+            if guess is not None and reading is not None:
+                with suppress(ConnectionLostError, DataLostError, StorageKeyNotFoundError, WaitTimeoutError):
+                    plan = plan_reads(batch, fields, self._placement.get)
+                    if plan.same_as(plan_reads(guess, fields, self._placement.get)):
+                        loaded = (await asyncio.shield(reading)).of(batch)
+                        reading = None
+                        return loaded
+        finally:
+            if reading is not None:
+                reading.add_done_callback(_release_read)
+        left_s = deadline - asyncio.get_running_loop().time()
+        return await self.load(batch, fields, command, max(0.001, left_s))
 
     # --------------------------------------------------------------------------------------------------------- backend
 
@@ -301,3 +334,9 @@ class Engine:
 
     def on_lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
+
+
+def _release_read(reading: asyncio.Task[LoadedBatch]) -> None:
+    """Nobody wants what was read, nor to know why it could not be."""
+    if not reading.cancelled() and reading.exception() is None:
+        reading.result().release()

@@ -18,7 +18,7 @@ from transfer_queue.errors import NotInitializedError, StartError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["close", "current_client", "get_client", "init"]
+__all__ = ["close", "current_client", "get_client", "init", "queue_named_by"]
 
 
 class LocalQueue(Protocol):
@@ -58,7 +58,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
         if _state.client is not None:
             _warn_of_differences(conf)
             return cast("DictConfig | None", conf)
-        found = _named_by(conf) or attach_from_environment()
+        found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
             _state.client = _attach(found)
             _state.conf = _plain(conf)
@@ -118,7 +118,7 @@ def _attach(config: AttachConfig) -> TransferQueueClient:
     return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
 
 
-def _named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
+def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
     """The queue that an explicit ``conf`` names, if it names one."""
     plain: dict[str, Any] = _plain(conf) or {}
     controller = plain.get("controller")

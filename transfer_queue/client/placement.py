@@ -9,13 +9,20 @@ from transfer_queue.storage.base import UnitInfo
 
 __all__ = ["Placement"]
 
+_RUN_BYTES = 256 << 10
+"""Small blocks go to one unit until they make up this much: the unit stays awake, and a batch of them is one read."""
+
 
 class Placement:
-    """Round robin over the units that take new blocks, starting somewhere else in every client."""
+    """Round robin over the units that take new blocks, starting somewhere else in every client.
+
+    Blocks of ``_RUN_BYTES`` or more move on by one unit each, smaller ones once they make up as much together.
+    """
 
     def __init__(self, seed: int) -> None:
         self._units: dict[int, UnitInfo] = {}
         self._turn = seed
+        self._run_bytes = 0
 
     def update(self, units: Sequence[UnitInfo]) -> None:
         self._units = {info.unit: info for info in units}
@@ -30,13 +37,20 @@ class Placement:
         return sum(not info.draining for info in self._units.values())
 
     def candidates(self, nbytes: int) -> list[UnitInfo]:
-        """Units that could ever hold a block of ``nbytes``, in the order to try. Each call moves on by one unit."""
+        """Units that could ever hold a block of ``nbytes``, in the order to try."""
         fitting = [info for info in self._units.values() if not info.draining and info.capacity >= nbytes]
         if not fitting:
             return []
-        self._turn += 1
+        self._run_bytes += nbytes
+        if self._run_bytes >= _RUN_BYTES:
+            self.move_on()
         start = self._turn % len(fitting)
         return fitting[start:] + fitting[:start]
+
+    def move_on(self) -> None:
+        """Try another unit first from now on."""
+        self._turn += 1
+        self._run_bytes = 0
 
     def parts(self, nbytes: int, max_block_bytes: int | None) -> int:
         """In how many blocks a put of ``nbytes`` is split: one unless it does not fit.

@@ -30,6 +30,21 @@ class ReadPlan:
     fields: list[list[str]]
     positions: list[Rows]
 
+    def same_as(self, other: ReadPlan) -> bool:
+        """Whether both read the same bytes for the same rows."""
+        return (
+            [(read.unit, read.block, read.fields) for read in self.reads]
+            == [(read.unit, read.block, read.fields) for read in other.reads]
+            and all(_same_rows(a.rows, b.rows) for a, b in zip(self.reads, other.reads, strict=True))
+            and all(map(_same_rows, self.positions, other.positions))
+        )
+
+
+def _same_rows(first: Rows, second: Rows) -> bool:
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.array_equal(first, second)
+    return type(first) is type(second) and not isinstance(first, np.ndarray) and first == second
+
 
 def plan_reads(batch: Batch, fields: Iterable[str], unit: Callable[[int], UnitInfo | None]) -> ReadPlan:
     """What to read for ``fields`` of all rows of ``batch``. Raises DataLostError for a unit that is not known."""
@@ -81,6 +96,10 @@ class LoadedBatch:
         self._plan = plan
         self._fetched = fetched
         self.rows = len(batch.indexes) // 8
+
+    def of(self, batch: Batch) -> LoadedBatch:
+        """The same bytes for ``batch``, whose rows lie in the same places."""
+        return LoadedBatch(batch, sorted(self._fields), self._plan, self._fetched)
 
     @property
     def nbytes(self) -> int:

@@ -121,9 +121,15 @@ class RowOperations:
             task_name,
             self._options.fetch_s if timeout_s is None else check_seconds("timeout", timeout_s),
             {} if sampling_config is None else check_mapping("sampling_config", sampling_config),
-            locate=False,
         )
-        return Operation(self._engine.fetch(fetch, request_s), lambda batch: batch_meta(_batch(batch), partition_id))
+
+        def finish(reply: Batch | Committed) -> BatchMeta:
+            batch = _batch(reply)
+            metadata = batch_meta(batch, partition_id)
+            metadata._located = Batch(batch.indexes, locations=batch.locations)
+            return metadata
+
+        return Operation(self._engine.fetch(fetch, request_s), finish)
 
     def get_data(self, metadata: BatchMeta) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
         return Operation(self._load(check_metadata(metadata)), self._assemble)
@@ -133,13 +139,15 @@ class RowOperations:
         if not fields:
             return []
         loaded = []
+        located = metadata._located
         for partition, positions in _by_partition(metadata):
             indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
             lookup = Lookup(partition, indexes=indexes, fields=fields, require_ready=True)
-            batch = await self._engine.lookup(lookup, self._options.request_s)
-            loaded.append(
-                (positions, await self._engine.load(batch, fields, lookup, self._options.request_s)),
-            )
+            # Rows and fields may have been changed since: only the very rows that were located, with all the fields.
+            fits = located is not None and located.indexes == indexes
+            fits = fits and located is not None and {*fields} <= {n for at in located.locations for n in at.fields}
+            guess = located if fits else None
+            loaded.append((positions, await self._engine.find(lookup, fields, guess, self._options.request_s)))
         return loaded
 
     def _assemble(self, loaded: list[tuple[NDArray[np.int64], LoadedBatch]]) -> TensorDict:

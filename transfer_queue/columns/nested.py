@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 __all__ = ["checked_jagged", "jagged", "jagged_parts", "strided_nested", "strided_nested_from_buffer"]
-
-# Some versions of torch log this in each process that makes a jagged tensor, however it is made: it says nothing to
-# its user, and every get makes one.
-logging.getLogger("torch.fx._symbolic_trace").addFilter(
-    lambda record: not str(record.msg).startswith("is_fx_tracing will return true")
-)
 
 
 def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int] | None:
@@ -38,9 +31,39 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple
 
     ``bounds``: the shortest and the longest row. Without them, padding would go to the length of all rows together.
     """
-    return torch.nested.nested_tensor_from_jagged(
-        values.movedim(0, axis - 1), offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
-    )
+    values = values.movedim(0, axis - 1) if axis > 1 else values
+    if _build_jagged is None:
+        return torch.nested.nested_tensor_from_jagged(
+            values, offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
+        )
+    # torch keeps the two lengths as the sizes of tensors without elements.
+    lengths = {
+        "min_seqlen": torch.zeros(bounds[0], 0, device="cpu"),
+        "max_seqlen": torch.zeros(bounds[1], 0, device="cpu"),
+    }
+    return _build_jagged(values, offsets, _ragged_idx=axis, _metadata_cache=lengths)
+
+
+def _jagged_type() -> Callable[..., torch.Tensor] | None:
+    """torch's class of jagged tensors, if it can be built as pickle and tensordict build it.
+
+    The public function makes the same tensor as a view, through several dispatches that cost five times as much, and
+    it logs a warning about tracing in each process. None: this torch wants the public function.
+    """
+    try:
+        from torch.nested._internal.nested_tensor import NestedTensor
+
+        values, offsets = torch.arange(3, device="cpu"), torch.tensor([0, 1, 3], device="cpu")
+        lengths = {"min_seqlen": torch.zeros(1, 0, device="cpu"), "max_seqlen": torch.zeros(2, 0, device="cpu")}
+        trial: Any = NestedTensor(values, offsets, _ragged_idx=1, _metadata_cache=lengths)
+        found = [row.tolist() for row in trial.unbind()], trial._get_min_seqlen(), trial._get_max_seqlen()
+    except (ImportError, AttributeError, TypeError, RuntimeError, AssertionError):
+        return None
+    same = found == ([[0], [1, 2]], 1, 2) and trial.offsets() is offsets
+    return NestedTensor if same and trial.layout is torch.jagged else None
+
+
+_build_jagged = _jagged_type()
 
 
 def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:

@@ -209,6 +209,7 @@ class ControlCore:
             self.log.record(UnitLost(unit))
         for partition in self.partitions.values():
             self.serving.serve_lacking(partition)
+        self._admit()  # refuses the first parked commit if its blocks are gone
 
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
@@ -357,6 +358,7 @@ class ControlCore:
         if partition is None:
             return Done()
         if command.keys is None and command.indexes is None:
+            self.serving.drawer.forget(partition.name)
             self.clear_partition(partition)
         else:
             found = partition.find_keys(command.keys) if command.keys is not None else None
@@ -376,14 +378,13 @@ class ControlCore:
         del self.partitions[partition.name]
         if self.log.journaling:
             self.log.record(PartitionCleared(partition.name))
-        self.sampler.clear_cache(partition.name)
 
     def _reset_consumption(self, command: ResetConsumption, now: float, client: int, request: int) -> Done:
         partition = self.partitions.get(command.partition)
         if partition is not None:
-            partition.reset(command.task)
             if command.task is None:
-                self.sampler.clear_cache(partition.name)
+                self.serving.drawer.forget(partition.name)
+            partition.reset(command.task)
             self.serving.serve(partition, partition.subscriptions.values())
         return Done()
 

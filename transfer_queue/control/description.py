@@ -29,7 +29,7 @@ def describe(core: ControlCore, *, waiters: bool = True) -> str:
     for partition in core.partitions.values():
         lines.append(f"partition {partition.name!r}: {partition.rows} rows, {partition.nbytes} bytes")
         lines += [f"  {_describe_row(partition, int(position))}" for position in as_positions(partition.all_rows())]
-        for task in partition.tasks.values():
+        for task in sorted(partition.tasks.values(), key=lambda task: task.name):
             for (rank, batch), rows in sorted(task.batches.items(), key=repr):
                 indexes = partition.indexes.indexes(rows, 0).tolist()
                 lines.append(f"  {task.name}: batch {batch!r} of rank {rank} is {indexes}")

@@ -12,7 +12,7 @@ from transfer_queue.control.batches import make_batch
 from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.subscription import CONSUMED, PROMISED, Subscription
-from transfer_queue.errors import DataLostError, SamplerError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.errors import DataLostError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.sampler import BaseSampler, Draw, PlannedSampler
 
 __all__ = ["Drawer", "Outcome", "PartitionView"]
@@ -64,9 +64,19 @@ class Drawer:
         if self.planned is None:
             return None
         try:
-            return self.planned.plan(command.batch_size, command.params)
-        except TransferQueueError as error:
+            draw = self.planned.plan(command.batch_size, command.params)
+        except Exception as error:  # boundary: subclasses are a user's code
             raise SamplerError(f"{self.name}: {error}") from error
+        if draw.rows < 1 or draw.rows % self.group:
+            raise SamplerError(f"{self.name} plans to take {draw.rows} rows; it takes groups of {self.group}")
+        return draw
+
+    def forget(self, partition: str) -> None:
+        """The partition is about to be cleared, or consumption reset."""
+        try:
+            self.sampler.clear_cache(partition)
+        except Exception as error:  # boundary to a user's code
+            raise SamplerError(f"{self.name}.clear_cache raised {type(error).__name__}: {error}") from error
 
     def draw(
         self, partition: Partition, subscription: Subscription, command: Fetch, draw: Draw | None, may_take: bool
@@ -93,16 +103,13 @@ class Drawer:
         if draw.ranks == 1:
             partition.assign(task, draw.rank, draw.batch, rows)
             return rows
-        assert self.planned is not None
-        positions = as_positions(rows).tolist()
-        tags = partition.tags_at(rows)
         try:
-            lengths = [float(tag.get("total_lengths", 1)) for tag in tags] if tags else [1.0] * len(positions)
-        except (TypeError, ValueError) as error:
+            shares = self._shares(partition, draw, as_positions(rows).tolist())
+        except SamplerError:
             subscription.ready.add(rows)
-            raise SamplerError(f"{self.name}: the tag total_lengths must be a number on every row: {error}") from error
+            raise
         own: Rows = slice(0, 0)
-        for rank, share in enumerate(self.planned.share(positions, draw.ranks, lengths)):
+        for rank, share in enumerate(shares):
             dealt = compact(np.array(share, np.int64))
             partition.assign(task, rank, draw.batch, dealt)
             if rank == draw.rank:
@@ -110,6 +117,18 @@ class Drawer:
             else:
                 partition.consume(task, dealt, PROMISED, subscription)
         return own
+
+    def _shares(self, partition: Partition, draw: Draw, positions: list[int]) -> list[list[int]]:
+        assert self.planned is not None
+        tags = partition.tags_at(np.array(positions, np.int64))
+        try:
+            lengths = [float(tag.get("total_lengths", 1)) for tag in tags] if tags else [1.0] * len(positions)
+            shares = self.planned.share(positions, draw.ranks, lengths)
+        except Exception as error:  # boundary: tags and subclasses are a user's
+            raise SamplerError(f"{self.name} could not deal {len(positions)} rows: {error}") from error
+        if len(shares) != draw.ranks or sorted(row for share in shares for row in share) != positions:
+            raise SamplerError(f"{self.name} must deal each row to one of {draw.ranks} ranks")
+        return shares
 
     def _repeat(
         self, partition: Partition, subscription: Subscription, command: Fetch, draw: Draw, ordinals: Rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 
 from transfer_queue.control.batches import EMPTY_BATCH
@@ -73,36 +72,56 @@ class Serving:
 
     def serve(self, partition: Partition, grown: Iterable[Subscription]) -> None:
         """Answer the waiters that can be answered now that these subscriptions may have more rows."""
-        work = deque(subscription for subscription in grown if subscription.waiting)
-        while work:
-            subscription = work.popleft()
-            if self._serve_line(partition, subscription):
-                work.extend(other for other in subscription.task.subscriptions if other.waiting)
+        waiting = [subscription for subscription in grown if subscription.waiting]
+        if len(waiting) == 1:
+            self._serve_task(partition, waiting)
+        elif waiting:
+            for task in dict.fromkeys(subscription.task for subscription in waiting):
+                self._serve_task(partition, [s for s in waiting if s.task is task])
 
     def serve_lacking(self, partition: Partition) -> None:
         """Rows went away: tell those who wait for fields of rows that they were dealt."""
         self.serve(partition, [s for s in partition.subscriptions.values() if s.lacking])
 
-    def _serve_line(self, partition: Partition, subscription: Subscription) -> bool:
-        """Returns whether batches were dealt, which may be what other waiters of the task wait for."""
-        line, task, deals = subscription.waiting, subscription.task, subscription.task.deals
-        planned = self.drawer.planned is not None
-        while planned and line and not _has_batch(first := next(iter(line.values()))):
+    def _serve_task(self, partition: Partition, waiting: list[Subscription]) -> None:
+        """Serve lines of one task; they compete for rows, so that among them too the first to come is first."""
+        task = waiting[0].task
+        while waiting:
+            deals = task.deals
+            if len(waiting) == 1:
+                self._serve_heads(partition, waiting[0])
+            self._serve_all(partition, [s for s in waiting if self._may_serve(s)])
+            if task.deals == deals:
+                return
+            waiting = [s for s in task.subscriptions if s.waiting]  # what was dealt may be what others wait for
+
+    def _serve_heads(self, partition: Partition, subscription: Subscription) -> None:
+        """The common case: nobody in the line has a claim to certain rows, so that only the first one matters."""
+        line = subscription.waiting
+        while self.drawer.planned is not None and line and not _has_batch(first := next(iter(line.values()))):
             if not self._try(partition, subscription, first, True):
-                break
-        if not line:
+                return
+
+    def _may_serve(self, subscription: Subscription) -> bool:
+        """Whether anything changed for someone in the line."""
+        if not subscription.waiting:
             return False
-        if planned and not subscription.lacking and subscription.deals_seen == deals:
-            draw = next(iter(line.values())).draw
-            if draw is not None and draw.rows > subscription.ready.available:
-                return False  # nothing changed for anyone in this line
-        may_take, subscription.lacking = True, False
-        for waiter in list(line.values()):
-            if not self._try(partition, subscription, waiter, may_take):
+        if self.drawer.planned is None or subscription.lacking or subscription.deals_seen != subscription.task.deals:
+            return True
+        first = next(iter(subscription.waiting.values())).draw
+        return first is None or first.rows <= subscription.ready.available
+
+    def _serve_all(self, partition: Partition, subscriptions: list[Subscription]) -> None:
+        waiters: list[tuple[int, Waiter, Subscription]] = []
+        for subscription in subscriptions:
+            subscription.deals_seen, subscription.lacking = subscription.task.deals, False
+            waiters += [(w.number, w, subscription) for w in (subscription.waiting or {}).values()]
+        blocked: set[int] = set()
+        for _, waiter, subscription in sorted(waiters):
+            if not self._try(partition, subscription, waiter, id(subscription) not in blocked):
                 subscription.lacking |= waiter.waits_for_fields
-                may_take = may_take and (waiter.waits_for_fields or not planned)
-        subscription.deals_seen = deals
-        return task.deals != deals
+                if self.drawer.planned is not None and not waiter.waits_for_fields:
+                    blocked.add(id(subscription))
 
     def _try(self, partition: Partition, subscription: Subscription, waiter: Waiter, may_take: bool) -> bool:
         """Returns whether the waiter got its answer."""

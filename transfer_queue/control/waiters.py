@@ -18,7 +18,7 @@ class Waiter:
     """A parked command. ``draw``: what a fetch wants to take, None if a user's sampler decides. ``since`` and
     ``deadline`` are in the host's seconds."""
 
-    __slots__ = ("client", "command", "deadline", "draw", "key", "request", "since", "waits_for_fields")
+    __slots__ = ("client", "command", "deadline", "draw", "key", "number", "request", "since", "waits_for_fields")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Waiter:
         self.deadline = deadline
         self.draw = draw
         self.key = key
+        self.number = 0  # in order of arrival
         self.waits_for_fields = False  # its rows are chosen already, but lack a field
 
 
@@ -58,7 +59,7 @@ class WaitRoom:
         self._lines: dict[str, dict[LineKey, Line]] = {}
         self._by_client: dict[int, dict[int, Waiter]] = {}
         self._deadlines: list[tuple[float, int, Waiter]] = []
-        self._sequence = 0
+        self._arrivals = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -91,9 +92,10 @@ class WaitRoom:
         line[waiter.client, waiter.request] = waiter
         self._by_client.setdefault(waiter.client, {})[waiter.request] = waiter
         self._count += 1
+        self._arrivals += 1
+        waiter.number = self._arrivals
         if waiter.deadline < math.inf:
-            self._sequence += 1
-            heapq.heappush(self._deadlines, (waiter.deadline, self._sequence, waiter))
+            heapq.heappush(self._deadlines, (waiter.deadline, waiter.number, waiter))
         return line
 
     def remove(self, waiter: Waiter) -> None:

@@ -256,6 +256,7 @@ class Model:
         self._lose(self.suspect, unit)
         for name in list(self.parts):
             self._serve(name)
+        self._admit()
 
     def unit_joined(self, unit: int, inventory: set[int]) -> None:
         self.lost_units.discard(unit)
@@ -292,8 +293,10 @@ class Model:
     def _leave(self, waits: list[Wait]) -> None:
         for wait in waits:
             self.waits.remove(wait)
-            self._serve(wait.command.partition)
-            self._admit()
+            if isinstance(wait.command, Commit):
+                self._admit()
+            else:
+                self._serve(wait.command.partition)
 
     # ------------------------------------------------------------------------------------------------- consequences
 

@@ -35,13 +35,31 @@ _SAMPLERS = [
     RankAwareSampler,
     lambda: SeqlenBalancedSampler(2, 2),
 ]
-_partitions = st.sampled_from(["p", "p", "p", "q"])
-_keys = st.lists(st.sampled_from("abcdefghijkl"), min_size=1, max_size=6)
-_fields = st.lists(st.sampled_from("xyz"), min_size=1, max_size=3, unique=True)
-_tasks = st.sampled_from(["t", "t", "u"])
-_waits = st.sampled_from([0.0, 3.0, 10.0])
+# Drawn from so few values that puts, fetches and clears meet. Lists name the likely thing more often.
+_partitions = st.sampled_from(["p", "p", "p", "p", "p", "q"])
+_keys = st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=6)
+_fields = st.sampled_from(["x", "x", "xy", "xy", "y", "z", "yx", "xyz"]).map(list)
+_tasks = st.sampled_from(["t", "t", "t", "u"])
+_waits = st.sampled_from([0.0, 10.0, 10.0, 30.0])
 _tags = st.one_of(st.none(), st.dictionaries(st.sampled_from(["total_lengths", "n"]), st.integers(1, 9)))
-_positions = st.lists(st.integers(0, 30), min_size=1, max_size=6)
+_positions = st.lists(st.integers(0, 12), min_size=1, max_size=6)
+
+
+_EVENTS = [
+    "clear_indexes",
+    "clear_indexes",
+    "clear_keys",
+    "clear_partition",
+    "client_goes",
+    "reset",
+    "restart",
+    "set_tags",
+    "take_snapshot",
+    "time_passes",
+    "unit_is_lost",
+    "unit_joins",
+    "unit_joins",
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,7 +77,7 @@ def small_units() -> Iterator[None]:
 
 
 class History(RuleBasedStateMachine):
-    @initialize(make=st.sampled_from(_SAMPLERS), capacity=st.sampled_from([None, None, 12]))
+    @initialize(make=st.sampled_from(_SAMPLERS), capacity=st.sampled_from([None, None, 6, 9]))
     def begin(self, make: Any, capacity: int | None) -> None:
         self.make: Any = make
         self.capacity = capacity
@@ -70,18 +88,18 @@ class History(RuleBasedStateMachine):
         self.snapshot: tuple[dict[str, Any], int] = (self.core.snapshot(), 0)
         self.now = 0.0
         self.requests = 0
-        self.blocks = 0
+        self.blocks = 1
+        first = c.Commit("p", append=4, fields=schema("x"), blocks=[c.BlockRef(1, 1, 0, 4, 10)])
+        self.compare(first, lambda: self.model.commit(first, self.requests, 0.0), self.check_rows)
 
     def new_core(self) -> ControlCore:
         return ControlCore(sampler=self.make(), sample_capacity=self.capacity, journal=True)
 
-    # ---------------------------------------------------------------------------------------------------- commands
-
     @rule(
         name=_partitions,
         keys=_keys,
-        how=st.sampled_from(["keys", "keys", "append", "indexes"]),
-        fields=st.one_of(st.just([]), _fields, _fields),
+        how=st.sampled_from(["keys", "append", "append", "indexes", "indexes"]),
+        fields=st.one_of(st.just([]), _fields, _fields, _fields),
         data=st.data(),
         wait=_waits,
     )
@@ -89,7 +107,7 @@ class History(RuleBasedStateMachine):
         known = [row.index for row in self.model.parts[name].rows] if name in self.model.parts else []
         if how == "indexes":
             indexes = [[*known, 999][position % (len(known) + 1)] for position in data.draw(_positions)]
-            if data.draw(st.integers(0, 3)):
+            if data.draw(st.integers(0, 5)):
                 indexes = list(dict.fromkeys(index for index in indexes if index != 999)) or [999]
         elif data.draw(st.integers(0, 5)):
             keys = list(dict.fromkeys(keys))
@@ -121,87 +139,99 @@ class History(RuleBasedStateMachine):
     @rule(
         name=_partitions,
         fields=_fields,
-        size=st.integers(1, 4),
+        size=st.sampled_from([1, 1, 2, 2, 3, 5]),
         task=_tasks,
         wait=_waits,
         rank=st.integers(0, 1),
-        batch=st.integers(0, 2),
+        batch=st.sampled_from([0, 0, 1, 2]),
         ranked=st.booleans(),
     )
     def fetch(
         self, name: str, fields: list[str], size: int, task: str, wait: float, rank: int, batch: int, ranked: bool
     ) -> None:
-        size += -size % self.sampler.group
-        optional = isinstance(self.sampler, GRPOGroupNSampler) and not isinstance(self.sampler, SeqlenBalancedSampler)
-        params = {} if optional and not ranked else {"dp_rank": rank, "batch_index": batch}
-        command = c.Fetch(name, fields, size, task, wait, params)
-        deadline = self.now + wait if wait else 0.0
+        self.draw(c.Fetch(name, fields, size, task, wait, {"dp_rank": rank, "batch_index": batch} if ranked else {}))
+
+    def draw(self, command: c.Fetch) -> None:
+        grouped = isinstance(self.sampler, GRPOGroupNSampler)
+        size = command.batch_size + -command.batch_size % self.sampler.group
+        params = command.params
+        if not params and not grouped:
+            params = {"dp_rank": 0, "batch_index": 0}
+        command = c.Fetch(command.partition, command.fields, size, command.task, command.timeout_s, params)
+        deadline = self.now + command.timeout_s if command.timeout_s else 0.0
         self.compare(command, lambda: self.model.fetch(command, self.requests, deadline), self.check_batch)
 
-    @rule(name=_partitions, keys=_keys, all_of_it=st.integers(0, 9), positions=_positions)
-    def clear(self, name: str, keys: list[str], all_of_it: int, positions: list[int]) -> None:
-        rows = self.model.parts[name].rows if name in self.model.parts else []
-        indexes = [rows[position % len(rows)].index if rows else 5 for position in positions]
-        if all_of_it == 0:
-            self.compare(c.Clear(name), lambda: self.model.clear(name, None))
-        elif all_of_it < 4:
-            self.compare(c.Clear(name, keys), lambda: self.model.clear(name, lambda row: row.key in keys))
-        else:
-            command = c.Clear(name, None, i64(*indexes, 10**9))
-            self.compare(command, lambda: self.model.clear(name, lambda row: row.index in indexes))
+    @rule(name=st.just("p"), task=st.just("t"), rank=st.integers(0, 1), batch=st.integers(0, 1), wait=st.just(30.0))
+    def wait_for_two(self, name: str, task: str, rank: int, batch: int, wait: float) -> None:
+        self.draw(c.Fetch(name, ["x"], 2, task, wait, {"dp_rank": rank, "batch_index": batch}))
 
-    @rule(name=_partitions, task=st.one_of(st.none(), _tasks))
-    def reset(self, name: str, task: str | None) -> None:
+    @rule(event=st.sampled_from(_EVENTS), data=st.data())
+    def event(self, event: str, data: st.DataObject) -> None:
+        getattr(self, event)(data)
+
+    def some_indexes(self, name: str, data: st.DataObject) -> list[int]:
+        rows = self.model.parts[name].rows if name in self.model.parts else []
+        return [rows[position % len(rows)].index if rows else 5 for position in data.draw(_positions)]
+
+    def clear_keys(self, data: st.DataObject) -> None:
+        name, keys = data.draw(_partitions), data.draw(_keys)
+        self.compare(c.Clear(name, keys), lambda: self.model.clear(name, lambda row: row.key in keys))
+
+    def clear_indexes(self, data: st.DataObject) -> None:
+        name = data.draw(_partitions)
+        chosen = self.some_indexes(name, data)
+        command = c.Clear(name, None, i64(*chosen, 10**9))
+        self.compare(command, lambda: self.model.clear(name, lambda row: row.index in chosen))
+
+    def clear_partition(self, data: st.DataObject) -> None:
+        name = data.draw(_partitions)
+        self.compare(c.Clear(name), lambda: self.model.clear(name, None))
+
+    def reset(self, data: st.DataObject) -> None:
+        name, task = data.draw(_partitions), data.draw(st.one_of(st.none(), _tasks))
         self.compare(c.ResetConsumption(name, task), lambda: self.model.reset(name, task))
 
-    @rule(name=_partitions, positions=_positions, tag=_tags)
-    def set_tags(self, name: str, positions: list[int], tag: dict[str, Any] | None) -> None:
-        rows = self.model.parts[name].rows if name in self.model.parts else []
-        chosen = [rows[position % len(rows)].index if rows else 5 for position in positions]
-        tags = [tag or {} for _ in chosen]
+    def set_tags(self, data: st.DataObject) -> None:
+        name = data.draw(_partitions)
+        chosen = self.some_indexes(name, data)
+        tags = [data.draw(_tags) or {} for _ in chosen]
         self.compare(c.SetTags(name, i64(*chosen), tags), lambda: self.model.set_tags(name, chosen, tags))
 
-    # ------------------------------------------------------------------------------------------------------ events
-
-    @rule(step=st.sampled_from([1.0, 4.0]))
-    def time_passes(self, step: float) -> None:
-        self.now += step
+    def time_passes(self, data: st.DataObject) -> None:
+        self.now += data.draw(st.sampled_from([1.0, 8.0]))
         self.core.tick(self.now)
         self.model.tick(self.now)
 
-    @rule(back=st.integers(0, 3))
-    def client_goes(self, back: int) -> None:
-        self.core.cancel(7, self.requests - back)
-        self.model.cancel(self.requests - back)
+    def client_goes(self, data: st.DataObject) -> None:
+        waiting = [wait.request for wait in self.model.waits] or [self.requests]
+        request = data.draw(st.sampled_from(waiting))
+        self.core.cancel(7, request)
+        self.model.cancel(request)
 
-    @rule(unit=st.integers(1, 2))
-    def unit_is_lost(self, unit: int) -> None:
+    def unit_is_lost(self, data: st.DataObject) -> None:
+        unit = data.draw(st.integers(1, 2))
         self.core.unit_lost(unit, self.now)
         self.model.unit_lost(unit)
 
-    @rule(unit=st.integers(1, 2), data=st.data())
-    def unit_joins(self, unit: int, data: st.DataObject) -> None:
-        if unit in self.model.lost_units or data.draw(st.booleans()):
-            gone = data.draw(st.sets(st.integers(1, max(1, self.blocks)), max_size=3))
-            inventory = set(range(1, self.blocks + 1)) - gone
-            self.core.unit_joined(unit, inventory)
-            self.model.unit_joined(unit, inventory)
+    def unit_joins(self, data: st.DataObject) -> None:
+        unit = data.draw(st.sampled_from(sorted(self.model.lost_units) or [1, 2]))
+        gone = data.draw(st.sets(st.integers(1, max(1, self.blocks)), max_size=2))
+        inventory = set(range(1, self.blocks + 1)) - gone
+        self.core.unit_joined(unit, inventory)
+        self.model.unit_joined(unit, inventory)
 
-    @rule()
-    def snapshot_is_taken(self) -> None:
+    def take_snapshot(self, data: st.DataObject) -> None:
         raw = msgspec.msgpack.encode(self.core.snapshot())
-        self.snapshot = (msgspec.msgpack.decode(raw, strict=False), len(self.records))
+        self.snapshot = (msgspec.msgpack.decode(raw), len(self.records))
 
-    @rule(from_start=st.booleans())
-    def controller_restarts(self, from_start: bool) -> None:
+    def restart(self, data: st.DataObject) -> None:
         fingerprint = self.core.fingerprint()
         records = msgspec.msgpack.decode(msgspec.msgpack.encode(self.records), type=list[AnyRecord])
         core = self.new_core()
-        if from_start:
-            core.replay(records)
-        else:
+        if data.draw(st.booleans()):
             core.restore(self.snapshot[0])
-            core.replay(records[self.snapshot[1] :])
+            records = records[self.snapshot[1] :]
+        core.replay(records)
         assert core.fingerprint() == fingerprint
         self.core = core
         self.model.restart()
@@ -274,7 +304,7 @@ class History(RuleBasedStateMachine):
         for name, part in self.model.parts.items():
             found = self.core.apply(c.Lookup(name, fields=["x", "y", "z"]), self.now)
             assert isinstance(found, c.Batch)
-            self.check_all_rows(found, part.rows)
+            self.check_all_rows(name, found, part.rows)
             for task in ("t", "u"):
                 status = self.core.apply(c.ConsumptionStatus(name, task), self.now)
                 assert isinstance(status, c.StatusArrays)
@@ -284,11 +314,16 @@ class History(RuleBasedStateMachine):
             assert listed == c.Value({name: {row.key: row.tag for row in part.rows if row.key}})
         assert len(self.core.room) == len(self.model.waits)
 
-    def check_all_rows(self, found: c.Batch, rows: list[Row]) -> None:
+    def check_all_rows(self, name: str, found: c.Batch, rows: list[Row]) -> None:
         assert ints(found.indexes) == [row.index for row in rows]
         assert ints(found.status, "i1") == [int(row.ready("xyz")) for row in rows]
-        for name, cells in places(found).items():
-            assert cells == [row.cells[name] if row.ready([name]) else None for row in rows]
+        for column, cells in places(found).items():
+            assert cells == [row.cells[column] if row.ready([column]) else None for row in rows]
+
+        for row in rows:
+            one = self.core.apply(c.Lookup(name, indexes=i64(row.index), fields=["x", "y", "z"]), self.now)
+            assert isinstance(one, c.Batch)
+            assert {column: ints(raw, "<i4")[0] for column, raw in one.lengths.items()} == row.lengths
 
     def check_production(self, name: str, part: Any) -> None:
         status = self.core.apply(c.ProductionStatus(name, list(part.fields)), self.now)

@@ -1,0 +1,60 @@
+"""The batches of the workloads as numpy columns; each peer turns them into its native form outside of the timing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """``values`` of all rows in a row; row i is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: Array
+    offsets: NDArray[np.int64]
+
+
+Column: TypeAlias = "Array | Ragged | list[str]"
+Batch: TypeAlias = "dict[str, Column]"
+
+
+def nbytes(batch: Batch) -> int:
+    """Bytes of values; of strings their UTF-8, which here is their length."""
+    total = 0
+    for column in batch.values():
+        if isinstance(column, list):
+            total += sum(map(len, column))
+        else:
+            total += (column.values if isinstance(column, Ragged) else column).nbytes
+    return total
+
+
+@cache
+def dense(columns: int = 9) -> Batch:
+    """``columns`` fields of 1024 x 8192 float32; 9 make 302 MB."""
+    rng = np.random.default_rng(0)
+    return {f"f{i}": rng.random((ROWS, 8192), np.float32) for i in range(columns)}
+
+
+@cache
+def mixed(columns: int = 4) -> Batch:
+    """Dense and ragged fields, as many of each, two of text, rewards; 4 make about 252 MB."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(2048, 8192, ROWS)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    total = int(offsets[-1])
+    batch: Batch = {f"d{i}": rng.random((ROWS, 8192), np.float32) for i in range(columns)}
+    for i in range(columns):
+        values = rng.integers(0, 150_000, total) if i % 2 else rng.random(total, np.float32)
+        batch[f"r{i}"] = Ragged(values, offsets)
+    for i in range(2):
+        batch[f"t{i}"] = ["x" * int(length) for length in rng.integers(500, 2000, ROWS)]
+    batch["reward"] = rng.random(ROWS, np.float32)
+    return batch

@@ -1,0 +1,310 @@
+"""What transcripts and random histories do not say: copies, costs, parked requests in number, checks of arguments."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.unit.control.build import Drained, fetch, i64, ints, put, rows, schema
+from transfer_queue.control import PARKED, ControlCore
+from transfer_queue.control import commands as c
+from transfer_queue.control.schema import FieldSchema, merge
+from transfer_queue.errors import (
+    CapacityError,
+    InvalidInputError,
+    InvalidTypeError,
+    RequestError,
+    SamplerError,
+    WaitTimeoutError,
+)
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+
+
+def test_tags_are_copies_on_the_way_in_and_out() -> None:
+    core = ControlCore()
+    given: dict[str, Any] = {"scores": [1], "nested": {"a": [2]}}
+    reply: Any = core.apply(put("p", ["a"], "x", tags=[given]), 0)
+    given["scores"].append("changed")
+    reply.tags[0]["nested"]["a"].append("changed")
+    listed: Any = core.apply(c.ListKeys("p"), 0)
+    listed.value["p"]["a"]["scores"].append("changed")
+    fetched: Any = core.apply(fetch("p", "x", 1), 0)
+    assert fetched.tags == [{"scores": [1], "nested": {"a": [2]}}]
+    fetched.tags[0]["nested"]["a"].append("changed")
+    found: Any = core.apply(c.Lookup("p", keys=["a"]), 0)
+    assert found.tags == [{"scores": [1], "nested": {"a": [2]}}]
+
+
+def test_tags_merge_by_top_level_entries_only() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a"], tags=[{"kept": 1, "nested": {"old": 1}}]), 0)
+    reply: Any = core.apply(put("p", ["a"], tags=[{"nested": {"new": 2}}]), 0)
+    assert reply.tags == [{"kept": 1, "nested": {"new": 2}}]
+
+
+def test_polling_core_never_parks() -> None:
+    core = ControlCore(polling=True)
+    assert rows(core.apply(fetch("p", "x", 1, timeout_s=60.0), 0)) == []
+    assert core.next_deadline() is None
+
+
+def test_next_deadline_is_the_soonest_of_those_still_waiting() -> None:
+    core = ControlCore()
+    assert core.apply(fetch("p", "x", 1, timeout_s=math.inf), 0, request=1) is PARKED
+    assert core.next_deadline() is None
+    core.apply(fetch("p", "x", 1, timeout_s=9.0), 1.0, request=2)
+    core.apply(fetch("p", "y", 1, timeout_s=3.0), 1.0, request=3)
+    assert core.next_deadline() == 4.0
+    core.cancel(0, 3)
+    assert core.next_deadline() == 10.0
+    core.tick(9.9)
+    assert Drained(core).answers == []
+    core.tick(10.0)
+    assert isinstance(Drained(core).by_request[2], WaitTimeoutError)
+    assert core.next_deadline() is None
+
+
+def test_cancelled_client_takes_no_rows() -> None:
+    core = ControlCore()
+    for request in range(5):
+        core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=1, request=request)
+    core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=2, request=0)
+    core.cancel(1)
+    core.cancel(1, 3)  # gone already: fine
+    core.apply(put("p", 1, "x"), 0)
+    assert [(answer.client, answer.request) for answer in Drained(core).answers] == [(2, 0)]
+    core.validate_state()
+
+
+def test_cancelling_the_first_in_line_lets_the_next_one_go() -> None:
+    core = ControlCore()
+    core.apply(put("p", 1, "x"), 0)
+    core.apply(fetch("p", "x", 2, timeout_s=9.0), 0, request=1)
+    core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, request=2)
+    assert Drained(core).answers == []
+    core.cancel(0, 1)
+    assert rows(Drained(core).by_request[2]) == [0]
+
+
+def test_one_poll_does_not_overtake_a_waiting_fetch() -> None:
+    core = ControlCore()
+    core.apply(put("p", 1, "x"), 0)
+    core.apply(fetch("p", "x", 2, timeout_s=9.0), 0, request=1)
+    assert rows(core.apply(fetch("p", "x", 1), 0)) == []
+    assert rows(core.apply(fetch("p", "x", 1, task="other"), 0)) == [0]
+
+
+def test_thousands_of_waiters_are_answered_once_each_in_order() -> None:
+    core = ControlCore()
+    for request in range(2000):
+        core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=request % 7, request=request)
+    answered = []
+    for block in range(20):
+        core.apply(put("p", 100, "x", block=block), 0)
+        answered += [(answer.request, rows(answer.reply)) for answer in Drained(core).answers]
+    assert answered == [(request, [request]) for request in range(2000)]
+    assert len(core.room) == 0
+
+
+def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
+    core = ControlCore()
+    for number in range(3000):
+        core.apply(fetch("p", "x", 1, timeout_s=3600.0), 0, request=number)
+        core.apply(put("p", 1, "x", block=number), 0)
+        core.drain_effects()
+    assert len(core.room._deadlines) < 100
+
+
+def test_parked_request_numbers_must_differ() -> None:
+    core = ControlCore(sample_capacity=1)
+    core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=1, request=1)
+    with pytest.raises(RequestError, match="waiting already"):
+        core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=1, request=1)
+
+
+def test_capacity_error_says_capacity() -> None:
+    core = ControlCore(sample_capacity=2)
+    with pytest.raises(CapacityError, match="capacity"):
+        core.apply(put("p", 3, "x"), 0)
+    with pytest.raises(InvalidInputError, match="sample_capacity must be positive"):
+        ControlCore(sample_capacity=0)
+
+
+def test_parked_commit_that_went_wrong_meanwhile_gets_the_error() -> None:
+    core = ControlCore(sample_capacity=1)
+    core.apply(put("p", 1, "x", block=1), 0)
+    assert core.apply(put("p", ["a"], "x", block=2, unit=2, wait_s=9.0), 0, request=1) is PARKED
+    core.unit_lost(2, 0)
+    core.apply(c.Clear("p"), 0)
+    assert type(Drained(core).by_request[1]).__name__ == "DataLostError"
+    assert core.rows == 0
+
+
+def test_other_objects_are_not_commands() -> None:
+    with pytest.raises(InvalidTypeError, match="not a command"):
+        ControlCore().apply(c.Done(), 0)  # type: ignore[arg-type]
+
+
+def test_shards_have_indexes_of_their_own() -> None:
+    core = ControlCore(shard=3)
+    assert rows_of(core.apply(put("p", 2, "x"), 0)) == [3 << 48, (3 << 48) + 1]
+    with pytest.raises(InvalidInputError, match="shard"):
+        ControlCore(shard=1 << 15)
+
+
+def rows_of(reply: Any) -> list[int]:
+    return ints(reply.indexes)
+
+
+def test_indexes_go_on_in_another_extent_after_a_million_rows() -> None:
+    core = ControlCore()
+    core.apply(put("p", 2**20 - 1, "x", block=1), 0)
+    core.apply(put("q", 1, "x", block=2), 0)
+    assert rows_of(core.apply(put("p", 3, "x", block=3), 0)) == [2**20 - 1, 2**21, 2**21 + 1]
+    found: Any = core.apply(c.Lookup("p", indexes=i64(2**21 + 1, 2**20 - 1, 0)), 0)
+    assert ints(found.locations[0].row_in_block, "<i4") == [2, 0, 0]
+    missing: Any = core.apply(c.Lookup("p", indexes=i64(2**20, 2**21), partial=True), 0)
+    assert rows(missing) == [2**21]
+
+
+def test_cleared_rows_at_the_front_give_their_memory_back() -> None:
+    core = ControlCore()
+    core.apply(fetch("p", "x", 1), 0)
+    for number in range(200):
+        core.apply(put("p", [f"{number}-{i}" for i in range(256)], "x", block=number), 0)
+        taken: Any = core.apply(fetch("p", "x", 256), 0)
+        core.apply(c.Clear("p", indexes=taken.indexes), 0)
+        core.drain_effects()
+    partition = core.partitions["p"]
+    assert partition.table.capacity <= 4096
+    assert partition.base > 50_000 - 4096
+    assert not partition.keys
+    core.validate_state()
+
+
+def test_metadata_takes_at_most_64_bytes_a_sample() -> None:
+    core = ControlCore()
+    names = "abcdefgh"
+    for number in range(3000):
+        core.apply(put("p", 1, names, block=number), 0)
+        core.apply(fetch("p", names, 1), 0)
+    ready = sum(len(s.ready.bits) for s in core.partitions["p"].subscriptions.values())  # type: ignore[attr-defined]
+    used = core.partitions["p"].table.nbytes + core.blocks.memory + ready * 3000 // core.partitions["p"].table.capacity
+    assert used / 3000 <= 64
+
+
+def test_snapshot_goes_through_msgpack_and_is_refused_where_it_does_not_belong() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a"], "x", tags=[{"n": 1}]), 0)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(core.snapshot()))
+    other = ControlCore()
+    other.restore(state)
+    assert other.describe() == core.describe()
+    with pytest.raises(RequestError, match="empty controller"):
+        other.restore(state)
+    with pytest.raises(RequestError, match="shard"):
+        ControlCore(shard=1).restore(state)
+    with pytest.raises(RequestError, match="format"):
+        ControlCore().restore({**state, "format": 99})
+
+
+def test_core_without_journal_records_nothing() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a"], "x"), 0)
+    core.apply(fetch("p", "x", 1), 0)
+    assert core.drain_effects() == []
+
+
+def test_journal_records_carry_the_request_that_caused_them() -> None:
+    core = ControlCore(journal=True)
+    core.apply(fetch("p", "x", 1, timeout_s=9.0), 0, client=5, request=6)
+    core.apply(put("p", 1, "x"), 0, client=7, request=8)
+    records = [(type(e.record).__name__, e.client, e.request) for e in core.drain_effects() if hasattr(e, "record")]
+    assert records == [
+        ("PartitionCreated", 7, 8),
+        ("RowsCreated", 7, 8),
+        ("CellsWritten", 7, 8),
+        ("RowsConsumed", 5, 6),
+    ]
+
+
+def test_new_sampler_takes_over_rows_and_waiters() -> None:
+    core = ControlCore()
+    core.apply(put("p", 5, "x"), 0)
+    assert rows(core.apply(fetch("p", "x", 1), 0)) == [0]
+    core.apply(fetch("p", "x", 6, timeout_s=9.0), 0, request=1)
+    core.apply(fetch("p", "x", 7, timeout_s=9.0, task="u"), 0, request=2)
+    core.set_sampler(GRPOGroupNSampler(2))
+    core.validate_state()
+    core.apply(put("p", 5, "x", block=2), 0)
+    answers = Drained(core).by_request
+    assert rows(answers[1]) == [2, 3, 4, 5, 6, 7]
+    assert isinstance(answers[2], SamplerError)
+
+
+def test_rank_that_waits_is_served_when_another_line_draws_its_batch() -> None:
+    core = ControlCore(sampler=RankAwareSampler())
+    core.apply(put("p", 1, "xy"), 0)
+    core.apply(fetch("p", "x", 2, timeout_s=9.0, dp_rank=0, batch_index=0), 0, request=1)
+    assert rows(core.apply(fetch("p", "xy", 1, dp_rank=0, batch_index=0), 0)) == [0]
+    assert rows(Drained(core).by_request[1]) == [0]
+
+
+def test_tags_that_are_no_lengths_leave_the_rows_where_they_were() -> None:
+    core = ControlCore(sampler=SeqlenBalancedSampler(1, 2))
+    core.apply(put("p", 2, "x", tags=[{"total_lengths": "long"}, {}]), 0)
+    with pytest.raises(SamplerError, match="could not deal 2 rows"):
+        core.apply(fetch("p", "x", 1), 0)
+    core.validate_state()
+    core.apply(c.SetTags("p", i64(0), [{"total_lengths": 7}]), 0)
+    assert rows(core.apply(fetch("p", "x", 1), 0)) == [0]
+
+
+def test_status_of_many_rows_is_right_at_both_ends() -> None:
+    core = ControlCore()
+    core.apply(put("p", 100_000, "xy"), 0)
+    core.apply(put("p", i64(0, 99_999), "z", block=2), 0)
+    produced: Any = core.apply(c.ProductionStatus("p", ["z", "x"]), 0)
+    assert produced.columns == ["x", "z"]
+    status = np.frombuffer(produced.status, np.int8).reshape(-1, 2)
+    assert status[:, 0].all()
+    assert np.flatnonzero(status[:, 1]).tolist() == [0, 99_999]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (("dense", "f", (2,)), ("dense", "f", (2,)), ("dense", "f", (2,))),
+        (("dense", "f", (2,)), ("dense", "f", (3,)), ("ragged", "f", (None,))),
+        (("dense", "f", (2, 3)), ("dense", "f", (2, 4)), ("ragged", "f", (2, None))),
+        (("dense", "f", (2,)), ("ragged", "f", (None,)), ("ragged", "f", (None,))),
+        (("dense", "f", (2,)), ("dense", "f", (2, 2)), ("object", "object", None)),
+        (("dense", "f", (2,)), ("dense", "i", (2,)), ("object", "object", None)),
+        (("text", "str", None), ("text", "str", None), ("text", "str", None)),
+        (("text", "str", None), ("dense", "f", ()), ("object", "object", None)),
+    ],
+)
+def test_merged_schema_is_true_of_both(one: Any, other: Any, expected: Any) -> None:
+    assert merge([FieldSchema("x", *one), FieldSchema("x", *other)]) == FieldSchema("x", *expected)
+
+
+def test_changed_dtype_shows_in_the_schema() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a", "b"], schema("x")), 0)
+    core.apply(put("p", ["a", "b"], schema("x", dtype="int64"), block=2), 0)
+    found: Any = core.apply(c.Lookup("p", keys=["a", "b"]), 0)
+    assert [field.dtype for field in found.fields] == ["int64"]
+
+
+def test_control_plane_loads_no_torch_sockets_or_event_loops() -> None:
+    code = (
+        "import sys, transfer_queue.control, transfer_queue.sampler\n"
+        "assert not {'torch', 'tensordict', 'asyncio', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

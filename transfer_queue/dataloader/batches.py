@@ -1,0 +1,97 @@
+"""Fetching a batch and dividing it into micro-batches: the replaceable steps of a streaming dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, WaitTimeoutError
+from transfer_queue.metadata import BatchMeta
+
+__all__ = ["WAIT_S", "chunk_batch_fn", "default_fetch_batch_fn", "fetch_batch"]
+
+WAIT_S = 0.25
+"""How long one fetch waits at the controller; also how soon a starved worker notices that it shall stop."""
+
+
+def default_fetch_batch_fn(
+    tq_client: TransferQueueClient,
+    data_fields: Sequence[str],
+    batch_size: int,
+    partition_id: str,
+    task_name: str,
+    sampling_config: dict[str, Any],
+    batch_index: int,
+) -> tuple[TensorDict | None, BatchMeta]:
+    """Exactly ``batch_size`` rows with ``data_fields``, or ``(None, empty metadata)`` if so many are not ready yet.
+
+    Waits up to 0.25 s for them, not at all with the controller in polling mode. Raises what ``get_meta`` and
+    ``get_data`` raise, but for a lack of rows.
+    """
+    config = {**sampling_config, "batch_index": batch_index}
+    return fetch_batch(tq_client, data_fields, batch_size, partition_id, task_name, config, WAIT_S)
+
+
+def fetch_batch(
+    client: TransferQueueClient,
+    fields: Sequence[str],
+    rows: int,
+    partition_id: str,
+    task: str,
+    sampling_config: dict[str, Any],
+    wait_s: float,
+) -> tuple[TensorDict | None, BatchMeta]:
+    """As `default_fetch_batch_fn`, waiting up to ``wait_s`` seconds."""
+    try:
+        meta = client.get_meta(fields, rows, partition_id, "fetch", task, sampling_config, timeout=wait_s)
+    except WaitTimeoutError:
+        if not wait_s > 0:
+            raise
+        # A lack of rows and a controller that does not answer look the same; without a wait only the latter raises.
+        meta = client.get_meta(fields, rows, partition_id, "fetch", task, sampling_config, timeout=0)
+    return (client.get_data(meta) if len(meta) else None), meta
+
+
+def chunk_batch_fn(td: TensorDict, meta: BatchMeta, micro_batch_size: int) -> Iterator[tuple[TensorDict, BatchMeta]]:
+    """``td`` and ``meta`` in pieces of ``micro_batch_size`` rows, the last one perhaps shorter.
+
+    Nested fields keep their layout, dense ones are views. Raises InvalidTypeError (a TypeError) if ``td`` is no
+    TensorDict, InvalidInputError (a ValueError) for a size below 1 or above the number of rows.
+    """
+    if not isinstance(td, TensorDict):
+        raise InvalidTypeError(f"td must be a TensorDict, not {type(td).__name__}")
+    if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+        raise InvalidInputError(f"micro_batch_size must be a positive integer, not {micro_batch_size!r}")
+    rows = int(td.batch_size[0])
+    if micro_batch_size > rows:
+        raise InvalidInputError(f"micro_batch_size {micro_batch_size} is larger than the batch, which has {rows} rows")
+    if len(meta) != rows:
+        raise InvalidInputError(f"meta has {len(meta)} rows, td has {rows}")
+    return _pieces(td, meta, micro_batch_size)
+
+
+def _pieces(td: TensorDict, meta: BatchMeta, size: int) -> Iterator[tuple[TensorDict, BatchMeta]]:
+    for start in range(0, len(meta), size):
+        part = slice(start, min(start + size, len(meta)))
+        columns = {name: _rows_of(td.get(name), part) for name in td.keys()}  # noqa: SIM118  iteration is over rows
+        yield TensorDict(columns, batch_size=[part.stop - part.start]), meta[part]
+
+
+def _rows_of(column: Any, part: slice) -> Any:
+    if not isinstance(column, torch.Tensor) or not column.is_nested:
+        return column[part]
+    if column.layout is torch.strided:
+        return strided_nested(column.unbind()[part])
+    parts = jagged_parts(column)
+    if parts is None:
+        return torch.nested.as_nested_tensor(list(column.unbind()[part]), layout=torch.jagged)
+    values, offsets, axis = parts
+    first, last = int(offsets[part.start]), int(offsets[part.stop])
+    lengths = offsets.diff()[part]
+    own = offsets[part.start : part.stop + 1] - first
+    return jagged(values[first:last], own.to(values.device), axis, (int(lengths.min()), int(lengths.max())))

@@ -1,0 +1,39 @@
+"""How producers say that a partition gets no more rows, so that "none so far" and "all consumed" differ."""
+
+from __future__ import annotations
+
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.lifecycle import current_client
+from transfer_queue.errors import InvalidInputError
+
+__all__ = ["MARKERS", "clear_end", "mark_end", "production_ended"]
+
+MARKERS = "transfer_queue.ended"
+"""The partition of the markers: one key for each marked partition, whose tag is ``{producer: number of producers}``."""
+
+
+def mark_end(
+    partition_id: str, producer: str = "", producers: int = 1, client: TransferQueueClient | None = None
+) -> None:
+    """Say that ``producer`` puts no more rows into ``partition_id``; call it after its last put has returned.
+
+    The partition has ended once ``producers`` producers of different names have said so. Streaming datasets then hand
+    out what is left, also less than a batch, and end. The marker outlives the partition: before reusing the name, call
+    ``clear_end``. Raises InvalidInputError.
+    """
+    if producers < 1:
+        raise InvalidInputError(f"producers must be at least 1, not {producers}")
+    client = client or current_client()
+    client.run(client.kv.put_one(partition_id, MARKERS, None, {producer: producers}, None))
+
+
+def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> None:
+    """Take back all marks of ``partition_id``. Idempotent."""
+    client = client or current_client()
+    client.run(client.kv.clear([partition_id], MARKERS))
+
+
+def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
+    """Whether all producers of ``partition_id`` have marked its end; its rows are then all visible."""
+    meta = client.kv_retrieve_meta([partition_id], MARKERS)
+    return any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta)

@@ -1,0 +1,370 @@
+"""A torch dataset over a partition that is still being written."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset, get_worker_info
+
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.lifecycle import current_client, get_client, queue_named_by
+from transfer_queue.config.attach import AttachConfig, attach_from_environment
+from transfer_queue.dataloader.batches import WAIT_S, chunk_batch_fn, default_fetch_batch_fn, fetch_batch
+from transfer_queue.dataloader.end_marker import production_ended
+from transfer_queue.errors import ConfigError, InvalidInputError, NotInitializedError, RequestError, SamplerError
+from transfer_queue.metadata import BatchMeta
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["Cursor", "Sample", "StreamingDataset"]
+
+log = logging.getLogger(__name__)
+
+Sample = tuple[TensorDict, BatchMeta]
+FetchFn = Callable[..., "tuple[TensorDict | None, BatchMeta]"]
+ProcessFn = Callable[..., Iterable[Sample]]
+
+_FIRST_PAUSE_S = 0.01
+_TURN_PAUSE_S = 0.002
+_STALL_WARNING_S = 60.0
+
+
+class Cursor(NamedTuple):
+    """What is delivered next: micro-batch ``micro`` of batch ``batch``."""
+
+    batch: int
+    micro: int
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """Micro-batches ``(TensorDict, BatchMeta)`` of the rows of a partition as they become ready, for one task.
+
+    ``config``: the settings ``init`` returned, or others that name a queue; where they name none, this process's
+    client or the environment does. The iterating process connects on first use. ``batch_size`` rows are fetched at a
+    time and divided into pieces of ``micro_batch_size``. With `RankAwareSampler` (or another that remembers batches)
+    processes of equal ``dp_rank`` see identical batches in the same order, and nothing fetched is lost when a process
+    dies: it is asked for again by its number.
+
+    The stream ends
+
+    - after ``total_samples`` rows, if given: rows of this ``dp_rank`` in a partition, so that ranks take equal shares;
+    - once the producers marked the partition's end (`mark_end`) and the task consumed all its rows; the last batch may
+      be short. RequestError if ``total_samples`` were not reached;
+    - with ``should_check_consumption_status``, once the task has consumed every row that exists at that moment.
+
+    Otherwise it waits. ``fetch_batch_fn`` and ``process_batch_fn`` replace `default_fetch_batch_fn` and
+    `chunk_batch_fn`. Iterating again goes on after the last micro-batch; ``reset`` and ``step`` move.
+
+    Raises InvalidInputError (a ValueError) for arguments out of range; iterating raises what the client raises.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig | Mapping[str, Any] | AttachConfig | None,
+        batch_size: int,
+        micro_batch_size: int,
+        data_fields: Sequence[str],
+        partition_id: str,
+        task_name: str,
+        dp_rank: int,
+        should_check_consumption_status: bool = False,
+        fetch_batch_fn: FetchFn | None = None,
+        process_batch_fn: ProcessFn | None = None,
+        *,
+        total_samples: int | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("micro_batch_size", micro_batch_size, 1),
+            ("dp_rank", dp_rank, 0),
+            ("total_samples", 0 if total_samples is None else total_samples, 0),
+        ):
+            if value < least:
+                raise InvalidInputError(f"{name} must be greater than or equal to {least}; got {value}")
+        if isinstance(data_fields, str) or not data_fields:
+            raise InvalidInputError(f"data_fields must be a list of at least one field name; got {data_fields!r}")
+        if process_batch_fn is None and micro_batch_size > batch_size:
+            raise InvalidInputError(f"micro_batch_size {micro_batch_size} is larger than batch_size {batch_size}")
+        self.config = config
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        self.data_fields = list(data_fields)
+        self.partition_id = partition_id
+        self.task_name = task_name
+        self.dp_rank = dp_rank
+        self.should_check_consumption_status = should_check_consumption_status
+        self.fetch_batch_fn: FetchFn = fetch_batch_fn or default_fetch_batch_fn
+        self.process_batch_fn: ProcessFn = process_batch_fn or chunk_batch_fn
+        self.total_samples = total_samples
+        self.cursor = Cursor(0, 0)
+        self.moves = 0
+        """Counts ``reset``, ``step`` and ``load_state_dict``."""
+        self.shared: torch.Tensor | None = None
+        """With worker processes, int64 ``(2,)`` that they share: not 0 when they shall end; the batch that is next."""
+        self._buffer: dict[int, Sample] = {}
+        self._own_client: TransferQueueClient | None = None
+        self._attach = self._find_queue()
+
+    # -------------------------------------------------------------------------------------------------- the position
+
+    @property
+    def buffer(self) -> list[Sample]:
+        """The batches fetched from this partition so far, for ``reset``; empty where workers fetch them."""
+        return [self._buffer[number] for number in sorted(self._buffer)]
+
+    def reset(self) -> None:
+        """Replay the partition from its first batch."""
+        self._move(Cursor(0, 0))
+
+    def step(self, partition_id: str) -> None:
+        """Drop the buffer and go on with another partition."""
+        self.partition_id = partition_id
+        self._buffer = {}
+        self._move(Cursor(0, 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: after the last micro-batch that was delivered. Plain values."""
+        return {
+            "version": 1,
+            **self._identity(),
+            "partition_id": self.partition_id,
+            "cursor": list(self.cursor),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another dataset of the same task, rank and sizes stood.
+
+        Batches fetched but not delivered then are fetched again by number: the sampler must remember them, as
+        `RankAwareSampler` does, and their rows must not have been cleared. Raises InvalidInputError.
+        """
+        if state.get("version") != 1:
+            raise InvalidInputError(f"state has version {state.get('version')!r}; this release reads version 1")
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise InvalidInputError(f"state is of {name} {state.get(name)!r}; this dataset has {own!r}")
+        self.step(state["partition_id"])
+        self._move(Cursor(*state["cursor"]))
+
+    def _identity(self) -> dict[str, Any]:
+        names = ("task_name", "dp_rank", "batch_size", "micro_batch_size")
+        return {name: getattr(self, name) for name in names}
+
+    def _move(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+        self.moves += 1
+
+    # ----------------------------------------------------------------------------------------------------- iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        """Micro-batches; in a worker process of a StreamingDataLoader ``(batch number, its micro-batches)``."""
+        info = get_worker_info()
+        if info is not None:
+            yield from self._batches_of_worker(info.id, info.num_workers)
+            return
+        while True:
+            cursor, moves = self.cursor, self.moves
+            batch = self._buffer.get(cursor.batch) or self._await_batch(cursor.batch, lambda: False)
+            if batch is None:
+                return
+            self._buffer[cursor.batch] = batch
+            self.cursor = Cursor(cursor.batch + 1, 0)
+            for micro, (piece, last) in enumerate(_marking_last(self._divide(batch))):
+                if micro >= cursor.micro:
+                    self.cursor = Cursor(cursor.batch + 1, 0) if last else Cursor(cursor.batch, micro + 1)
+                    yield piece
+                    if self.moves != moves:
+                        break
+
+    def _batches_of_worker(self, worker: int, workers: int) -> Iterator[tuple[int, list[Sample]]]:
+        """Every ``workers``-th batch. Workers draw in turn, so that batches come in the order of one process."""
+        shared, parent = self.shared, os.getppid()
+        if shared is None:
+            raise InvalidInputError("a StreamingDataset needs StreamingDataLoader for worker processes")
+
+        def stopped() -> bool:
+            return bool(shared[0]) or os.getppid() != parent
+
+        for number in itertools.count(self.cursor.batch + worker, workers):
+            while int(shared[1]) < number and not stopped():
+                time.sleep(_TURN_PAUSE_S)
+            batch = self._await_batch(number, stopped)
+            if batch is None:
+                shared[0] = 1  # no later batch either
+                return
+            shared[1] = number + 1
+            yield number, list(self._divide(batch))
+
+    def _divide(self, batch: Sample) -> Iterable[Sample]:
+        td, meta = batch
+        size = self.micro_batch_size
+        if self.process_batch_fn is chunk_batch_fn:
+            size = min(size, len(meta))  # the last batch of a stream may be short
+        return self.process_batch_fn(td, meta, micro_batch_size=size)
+
+    # ------------------------------------------------------------------------------------------------------ fetching
+
+    def _await_batch(self, number: int, stopped: Callable[[], bool]) -> Sample | None:
+        """Batch ``number`` of this rank; None at the end of the stream or when stopped."""
+        size = self.batch_size
+        if self.total_samples is not None:
+            size = min(size, self.total_samples - number * self.batch_size)
+            if size <= 0:
+                return None
+        pause = _FIRST_PAUSE_S
+        began = time.monotonic()
+        while not stopped():
+            asked = time.monotonic()
+            batch = self._fetch(number, size, WAIT_S)
+            if batch is not None:
+                return batch
+            if production_ended(self.client, self.partition_id):
+                found, ended = self._rest(number, size)
+                if found is not None or ended:
+                    return found
+            elif self.should_check_consumption_status and self.client.check_consumption_status(
+                self.task_name, self.partition_id
+            ):
+                return self._fetch(number, size, 0)  # a process of this rank may have drawn it meanwhile
+            if time.monotonic() - began > _STALL_WARNING_S:
+                log.warning("%s has waited %g s for %d rows", self, time.monotonic() - began, size)
+                began = time.monotonic()
+            if time.monotonic() - asked < WAIT_S / 2:  # polling mode: the controller does the waiting otherwise
+                time.sleep(pause)
+                pause = min(2 * pause, _longest_pause_s())
+        return None
+
+    def _rest(self, number: int, size: int) -> tuple[Sample | None, bool]:
+        """After production ended: (a last, perhaps short batch, whether the stream is over)."""
+        unconsumed, ready = self._left()
+        if unconsumed == 0 or (self.total_samples is not None and unconsumed < size):
+            found = self._fetch(number, size, 0)  # a process of this rank may have drawn it before we looked
+            if found is None and self.total_samples is not None:
+                raise RequestError(
+                    f"{self}: the partition ended with {unconsumed} rows left where batch {number} needs {size} to "
+                    f"reach total_samples={self.total_samples}; lower total_samples or mark the end later"
+                )
+            return found, True
+        if ready < unconsumed or unconsumed >= size:
+            return None, False  # fields are still to come, or there is enough for a whole batch
+        refusals: list[SamplerError] = []
+        for rows in range(unconsumed, 0, -1):  # a sampler may need a multiple, or as many again for other ranks
+            try:
+                found = self._fetch(number, rows, 0)
+            except SamplerError as error:
+                refusals.append(error)
+                continue
+            if found is not None:
+                return found, False
+        if len(refusals) == unconsumed and self._left()[0] == unconsumed:
+            raise SamplerError(f"{self}: the sampler gives the last {unconsumed} rows to nobody: {refusals[0]}")
+        return None, False
+
+    def _left(self) -> tuple[int, int]:
+        """(rows the task has not consumed, how many of them have all fields)."""
+        indexes, consumed = self.client.get_consumption_status(self.task_name, self.partition_id)
+        if indexes is None or consumed is None:
+            return 0, 0
+        left = set(indexes[consumed == 0].tolist())
+        produced, status = self.client.get_production_status(self.data_fields, self.partition_id)
+        if produced is None or status is None:
+            return len(left), 0
+        return len(left), len(left.intersection(produced[(status == 1).all(dim=1)].tolist()))
+
+    def _fetch(self, number: int, rows: int, wait_s: float) -> Sample | None:
+        sampling_config = {
+            "dp_rank": self.dp_rank,
+            "task_name": self.task_name,
+            "batch_index": number,
+            "partition_id": self.partition_id,
+        }
+        if self.fetch_batch_fn is default_fetch_batch_fn:
+            td, meta = fetch_batch(
+                self.client, self.data_fields, rows, self.partition_id, self.task_name, sampling_config, wait_s
+            )
+        else:
+            td, meta = self.fetch_batch_fn(
+                tq_client=self.client,
+                data_fields=self.data_fields,
+                batch_size=rows,
+                partition_id=self.partition_id,
+                task_name=self.task_name,
+                sampling_config=sampling_config,
+                batch_index=number,
+            )
+        return None if td is None else (td, meta)
+
+    # --------------------------------------------------------------------------------------------------- connecting
+
+    @property
+    def client(self) -> TransferQueueClient:
+        """This process's client if it is one of the same queue, else one of the dataset's own."""
+        self._attach = self._attach or self._find_queue()
+        if self._attach is None:
+            return current_client()  # raises, and says how to get one
+        try:
+            shared = get_client()
+        except NotInitializedError:
+            shared = None
+        if shared is not None and shared.config == self._attach:
+            return shared
+        if self._own_client is None:
+            self._own_client = TransferQueueClient(f"StreamingDataset_{os.getpid()}", self._attach)
+        return self._own_client
+
+    def close(self) -> None:
+        """Give up the connection, if it is the dataset's own. Idempotent."""
+        if self._own_client is not None:
+            self._own_client.close()
+            self._own_client = None
+
+    def _find_queue(self) -> AttachConfig | None:
+        if isinstance(self.config, AttachConfig):
+            return self.config
+        named = queue_named_by(self.config)
+        if named is not None:
+            return named
+        try:
+            return get_client().config
+        except NotInitializedError:
+            return attach_from_environment()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: where the queue is, no connection and no data."""
+        return {
+            **self.__dict__,
+            "config": None,  # may hold a user's sampler
+            "_attach": self._attach or self._find_queue(),
+            "_own_client": None,
+            "_buffer": {},
+        }
+
+    def __repr__(self) -> str:
+        return f"StreamingDataset(partition {self.partition_id!r}, task {self.task_name!r}, dp_rank {self.dp_rank})"
+
+
+def _marking_last(pieces: Iterable[Sample]) -> Iterator[tuple[Sample, bool]]:
+    """Each piece, and whether it is the last one."""
+    held: Sample | None = None
+    for piece in pieces:
+        if held is not None:
+            yield held, False
+        held = piece
+    if held is not None:
+        yield held, True
+
+
+def _longest_pause_s() -> float:
+    name = "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL"
+    text = os.environ.get(name, "1")
+    try:
+        return max(float(text), _FIRST_PAUSE_S)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds") from None
