@@ -10,26 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMING = {"heartbeat": 0.3, "peerTimeout": 3.0, "reconnectGrace": 1.0}
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
-    """Poll until ``condition()`` is true; return its value. AssertionError naming ``what`` after the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)
 
 
 class Process:

@@ -16,7 +16,8 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import ROOT, Stack, wait_until
+from tests.integration.stack import ROOT, Stack
+from tests.waiting import wait_until
 
 
 def run_python(code: str, stack: Stack | None = None) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,8 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import transfer_queue.errors
-from tests.integration.stack import ROOT, Process, Stack, running_stack, wait_until
+from tests.integration.stack import ROOT, Process, Stack, running_stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from tests.integration.stack import Process, Stack, wait_until
+from tests.integration.stack import Process, Stack
+from tests.waiting import wait_until
 from transfer_queue.wire.frames import MAGIC
 from transfer_queue.wire.messages import Alloc, Envelope, Hello, Kind, Put
 

@@ -13,7 +13,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack, wait_until
+from tests.integration.stack import Stack
+from tests.waiting import wait_until
 
 
 def batch(rows: int = 2, **fields: Any) -> TensorDict:

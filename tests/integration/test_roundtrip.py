@@ -11,7 +11,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack, running_stack, wait_until
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
 from transfer_queue.client.engine import Engine
 from transfer_queue.errors import StorageKeyNotFoundError
 

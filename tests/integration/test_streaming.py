@@ -17,7 +17,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import ROOT, Stack, running_stack, wait_until
+from tests.integration.stack import ROOT, Stack, running_stack
+from tests.waiting import wait_until
 from transfer_queue.columns.nested import strided_nested
 from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, chunk_batch_fn, clear_end, mark_end
 from transfer_queue.errors import WorkerLostError

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.queue_command import QueueCommand
-from tests.integration.stack import wait_until
+from tests.waiting import wait_until
 from transfer_queue.config.resource import load
 from transfer_queue.errors import ConfigError
 

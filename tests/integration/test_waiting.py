@@ -14,7 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack, running_stack, wait_until
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
 
 
 def rows(count: int, start: int = 0) -> TensorDict:

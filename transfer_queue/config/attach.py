@@ -11,7 +11,14 @@ from pydantic import Field
 from transfer_queue.config.document import Document, load_document, validate_document
 from transfer_queue.errors import ConfigError
 
-__all__ = ["AttachConfig", "AttachSecurity", "ControllerAddresses", "attach_from_environment", "parse_address"]
+__all__ = [
+    "AttachConfig",
+    "AttachSecurity",
+    "ControllerAddresses",
+    "attach_from_environment",
+    "join_address",
+    "parse_address",
+]
 
 
 class ControllerAddresses(Document):
@@ -57,3 +64,8 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is not an address; write host:port, for example tq-controller:50060")
     return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """(host, port) -> ``host:port``, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,12 +11,10 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
+from transfer_queue.config.quantity import QUANTITY_HINT, Quantity
 from transfer_queue.errors import ConfigError
 
 __all__ = ["Bytes", "Document", "load_document", "parse_bytes", "validate_document"]
-
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -35,12 +33,10 @@ def parse_bytes(value: object) -> object:
     """``"64Gi"``, ``"500M"`` or a plain number of bytes -> int. Other values are left to the type check."""
     if not isinstance(value, str):
         return value
-    match = _QUANTITY.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(
-            f"{value!r} is not a quantity of bytes; write a number with an optional Ki, Mi, Gi, Ti, k, M, G or T"
-        )
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    try:
+        return int(Quantity(value.strip()))
+    except ValueError:
+        raise ValueError(f"{value!r} {QUANTITY_HINT}") from None
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
+from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document
+from transfer_queue.config.quantity import Quantity
 
 __all__ = ["SMALLEST_CAPACITY", "BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
 
@@ -44,11 +46,11 @@ class ControllerConfig(Document):
     """Name of the queue."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(default=50060, ge=0, le=65535)
+    port: int = Field(default=defaults.CONTROLLER_PORT, ge=0, le=65535)
     """0: any free port (see the READY line)."""
     advertise_host: str | None = None
     """Host name that others reach this process by; default: ``host``, or this host's name if that is a wildcard."""
-    metrics_port: int | None = Field(default=9060, ge=0, le=65535)
+    metrics_port: int | None = Field(default=defaults.CONTROLLER_METRICS_PORT, ge=0, le=65535)
     """HTTP port of /metrics, /healthz, /readyz; 0: any free port; null: off."""
     sampler: SamplerChoice = SamplerChoice()
     polling_mode: bool = False
@@ -66,7 +68,7 @@ class StorageUnitConfig(Document):
     name: str = "unit-0"
     """Unique among the units of a queue; a unit that comes back under the same name replaces its predecessor."""
     host: str = "127.0.0.1"
-    port: int = Field(default=50070, ge=0, le=65535)
+    port: int = Field(default=defaults.STORAGE_PORT, ge=0, le=65535)
     advertise_host: str | None = None
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     controller: list[str] = Field(min_length=1)
@@ -74,7 +76,7 @@ class StorageUnitConfig(Document):
     start_timeout: float = Field(default=30.0, ge=0)
     """Seconds to keep trying to reach the controller before giving up at start; later losses are retried for ever."""
     backend: BackendChoice = BackendChoice()
-    capacity: Bytes = Field(default=2**30, ge=SMALLEST_CAPACITY)
+    capacity: Bytes = Field(default=int(Quantity(defaults.STORAGE_CAPACITY)), ge=SMALLEST_CAPACITY)
     """Bytes of the arena or segment."""
     directory: str = "/dev/shm"
     """Where the arena's file is made; a tmpfs that clients on the same host share."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["QUANTITY_PATTERN", "Amount", "Quantity"]
+__all__ = ["QUANTITY_HINT", "QUANTITY_PATTERN", "Amount", "Quantity"]
 
 _FACTORS: Final = {
     "": 1,
@@ -20,7 +20,7 @@ _FACTORS: Final = {
 # One expression that also refuses zero: the apiserver charges every expression by its worst case.
 QUANTITY_PATTERN: Final = r"^(0*[1-9][0-9]*([.][0-9]+)?|0+[.]0*[1-9][0-9]*)([KMGTP]i|[kMGTP])?$"
 _AMOUNT_PATTERN: Final = r"^[0-9]+([.][0-9]+)?(m|[KMGTPE]i|[kMGTPE])?$"
-_HINT: Final = "is not a quantity; use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
+QUANTITY_HINT: Final = "is not a quantity; use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
 
 
 class Quantity(int):
@@ -35,7 +35,7 @@ class Quantity(int):
         text = str(value)
         found = None if isinstance(value, bool) else re.match(QUANTITY_PATTERN, text)
         if found is None:
-            raise ValueError(f'"{text}" {_HINT}')
+            raise ValueError(f'"{text}" {QUANTITY_HINT}')
         number = super().__new__(cls, Decimal(found[1]) * _FACTORS[found[3] or ""])
         number.text = text
         return number
@@ -52,7 +52,9 @@ class Quantity(int):
     @classmethod
     def _validate(cls, value: Any) -> Quantity:
         if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise PydanticCustomError("quantity", "{problem}", {"problem": f"{json.dumps(value, default=str)} {_HINT}"})
+            raise PydanticCustomError(
+                "quantity", "{problem}", {"problem": f"{json.dumps(value, default=str)} {QUANTITY_HINT}"}
+            )
         try:
             return cls(str(value))
         except ValueError as error:
@@ -73,7 +75,7 @@ class Quantity(int):
             "x-kubernetes-validations": [
                 {
                     "rule": f"type(self) == int ? self > 0 : self.matches('{QUANTITY_PATTERN}')",
-                    "messageExpression": f"'\"' + string(self) + '\" {_HINT}'",
+                    "messageExpression": f"'\"' + string(self) + '\" {QUANTITY_HINT}'",
                 }
             ],
         }

@@ -284,6 +284,25 @@ class Spec(Model):
         default="jagged", description="Form in which a get returns rows of two or more dimensions and one shape."
     )
 
+    @property
+    def transport(self) -> Literal["tcp", "rdma"]:
+        """How bytes move: the protocol of the backend, which the RDMA policy ``off`` overrides."""
+        mooncake = self.backend.mooncake
+        return mooncake.protocol if mooncake and self.rdma.policy != "off" else "tcp"
+
+    @property
+    def unit_capacity(self) -> Quantity:
+        """Bytes of each storage unit: the segment that it contributes, or its memory for rows."""
+        return self.backend.mooncake.global_segment_size if self.backend.mooncake else self.storage.capacity
+
+    @property
+    def sample_capacity(self) -> int | None:
+        """Most rows that may be live at once; None is unlimited."""
+        simple = self.backend.simple
+        if self.controller.sample_capacity is None and simple is not None:
+            return simple.num_units * simple.unit_size
+        return self.controller.sample_capacity
+
 
 class Metadata(Model):
     """The Kubernetes metadata that matters here; other fields of it are kept."""

@@ -13,7 +13,7 @@ from transfer_queue.config.processes import (
     SamplerChoice,
     StorageUnitConfig,
 )
-from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, TransferQueue
+from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, TransferQueue
 from transfer_queue.errors import ConfigError
 
 __all__ = ["HOST", "LocalPlan", "plan_local", "with_backend"]
@@ -77,7 +77,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     Raises ConfigError for a backend that has no local processes.
     """
     spec = resource.spec
-    backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec.backend))
+    backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec))
     capacity = _capacity(resource)
     return LocalPlan(
         name=resource.metadata.name,
@@ -88,7 +88,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
             metrics_port=spec.controller.metrics_port,
             sampler=SamplerChoice(name=spec.controller.sampler.name, args=dict(spec.controller.sampler.args)),
             polling_mode=spec.controller.polling_mode,
-            sample_capacity=_sample_capacity(resource),
+            sample_capacity=spec.sample_capacity,
             backend=backend,
             expected_units=spec.storage.replicas,
         ),
@@ -96,8 +96,8 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
             StorageUnitConfig(
                 name=f"storage-{number}",
                 host=HOST,
-                port=_port(spec.storage.port, number),
-                metrics_port=_port(spec.storage.metrics_port, number),
+                port=_port("spec.storage.port", spec.storage.port, number),
+                metrics_port=_port("spec.storage.metricsPort", spec.storage.metrics_port, number),
                 controller=["unknown:0"],
                 backend=backend,
                 capacity=capacity,
@@ -110,38 +110,30 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     )
 
 
-def _port(first: int, number: int) -> int:
+def _port(name: str, first: int, number: int) -> int:
     if first + number > 65535:
-        raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower spec.storage.port")
+        raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower {name}")
     return first + number
 
 
 def _capacity(resource: TransferQueue) -> int:
     """Bytes of each storage unit."""
-    mooncake = resource.spec.backend.mooncake
-    name = "spec.backend.mooncake.globalSegmentSize" if mooncake else "spec.storage.capacity"
-    wanted = mooncake.global_segment_size if mooncake else resource.spec.storage.capacity
+    wanted = resource.spec.unit_capacity
     if wanted < SMALLEST_CAPACITY:
+        name = "spec.backend.mooncake.globalSegmentSize" if resource.spec.backend.mooncake else "spec.storage.capacity"
         raise ConfigError(f'{name}: "{wanted}" is too small for a storage unit; use at least 1Mi')
     return int(wanted)
 
 
-def _sample_capacity(resource: TransferQueue) -> int | None:
-    spec = resource.spec
-    if spec.controller.sample_capacity is None and spec.backend.simple is not None:
-        return spec.backend.simple.num_units * spec.backend.simple.unit_size
-    return spec.controller.sample_capacity
-
-
-def _backend_settings(backend: Backend) -> dict[str, Any]:
+def _backend_settings(spec: Spec) -> dict[str, Any]:
+    backend = spec.backend
     if backend.simple is not None:
         return {}
     if backend.mooncake is None:
         raise ConfigError(
             f'spec.backend: "{backend.kind}" has no processes on one machine; supported values: simple, mooncake'
         )
-    return backend.mooncake.model_dump(
-        mode="json",
-        by_alias=True,
-        include={"protocol", "device_name", "global_segment_size", "local_buffer_size", "zero_copy"},
+    settings = backend.mooncake.model_dump(
+        mode="json", by_alias=True, include={"device_name", "local_buffer_size", "zero_copy"}
     )
+    return {"protocol": spec.transport, **settings}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import StartError
-from transfer_queue.runtime.server import advertised_host, join_address
+from transfer_queue.runtime.server import advertised_host
 
 __all__ = ["StatusServer"]
 

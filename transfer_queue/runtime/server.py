@@ -9,16 +9,13 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import RequestError, StartError, TransferQueueError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.wire.frames import DEFAULT_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 
-__all__ = ["Server", "advertised_host", "join_address"]
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+__all__ = ["Server", "advertised_host"]
 
 
 def advertised_host(host: str, advertise: str | None) -> str:

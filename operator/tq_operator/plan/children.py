@@ -90,11 +90,11 @@ def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
 def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     part, mooncake = queue.spec.storage, queue.spec.backend.mooncake
     ports = {"transferqueue": part.port, "metrics": part.metrics_port}
-    size = mooncake.global_segment_size if mooncake else part.capacity
+    size = queue.spec.unit_capacity
     memory = mebibytes(size, _UNIT_OVERHEAD)
     limits = {"memory": memory}
     capabilities: tuple[str, ...] = ()
-    if queue.protocol == "rdma" and queue.spec.rdma.resource_name:
+    if queue.spec.transport == "rdma" and queue.spec.rdma.resource_name:
         limits[queue.spec.rdma.resource_name] = "1"
         capabilities = ("IPC_LOCK",)
     volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}

@@ -57,12 +57,6 @@ class Queue:
     def controller_address(self) -> str:
         return f"{self.host('controller')}:{self.spec.controller.port}"
 
-    @cached_property
-    def protocol(self) -> str:
-        """Transport of Mooncake: the policy ``off`` overrides ``protocol``."""
-        mooncake = self.spec.backend.mooncake
-        return "rdma" if mooncake and mooncake.protocol == "rdma" and self.spec.rdma.policy != "off" else "tcp"
-
     def owner_reference(self) -> Manifest:
         """The reference by which Kubernetes deletes children after their queue."""
         return {

@@ -34,15 +34,14 @@ def controller_settings(queue: Queue) -> dict[str, Any]:
         "metricsPort": controller.metrics_port,
         "sampler": {"name": controller.sampler.name, "args": controller.sampler.args},
         "pollingMode": controller.polling_mode,
-        "sampleCapacity": _sample_capacity(queue),
+        "sampleCapacity": queue.spec.sample_capacity,
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
     }
 
 
 def storage_settings(queue: Queue) -> dict[str, Any]:
     """One file for all pods of the StatefulSet; the kubelet tells each its own name and address."""
-    storage, mooncake = queue.spec.storage, queue.spec.backend.mooncake
-    size = mooncake.global_segment_size if mooncake else storage.capacity
+    storage = queue.spec.storage
     return {
         "name": "$(POD_NAME)",
         "host": _ANY,
@@ -51,16 +50,9 @@ def storage_settings(queue: Queue) -> dict[str, Any]:
         "metricsPort": storage.metrics_port,
         "controller": [queue.controller_address],
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
-        "capacity": str(size),
-        **({} if mooncake else {"directory": ARENA_DIRECTORY}),
+        "capacity": str(queue.spec.unit_capacity),
+        **({} if queue.spec.backend.mooncake else {"directory": ARENA_DIRECTORY}),
     }
-
-
-def _sample_capacity(queue: Queue) -> int | None:
-    if queue.spec.controller.sample_capacity is not None:
-        return queue.spec.controller.sample_capacity
-    simple = queue.spec.backend.simple
-    return simple.num_units * simple.unit_size if simple else None
 
 
 def _backend_settings(queue: Queue) -> dict[str, Any]:
@@ -74,7 +66,7 @@ def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
         "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
         "masterServerAddress": f"{host}:{master.rpc_port}",
         "adminAddress": f"{host}:{master.metrics_port}",
-        "protocol": queue.protocol,
+        "protocol": queue.spec.transport,
         "deviceName": mooncake.device_name,
         "localBufferSize": str(mooncake.local_buffer_size),
         "zeroCopy": {

@@ -42,15 +42,13 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         "storage": _part(seen, "StatefulSet", queue.child("storage"), queue.spec.storage.replicas),
         "mooncake-master": _part(seen, "StatefulSet", queue.child("mooncake-master"), 1),
     }
-    mooncake = queue.spec.backend.mooncake
-    if not mooncake:
+    if not queue.spec.backend.mooncake:
         del parts["mooncake-master"]
     if not uses_storage_units(queue):
         parts["storage"] = PartStatus()
     problem = _worst(queue, seen)
     conditions = _conditions(parts, problem)
     storage = parts["storage"]
-    size = mooncake.global_segment_size if mooncake else queue.spec.storage.capacity
     status = Status(
         observed_generation=queue.generation,
         backend=queue.spec.backend.kind,
@@ -73,7 +71,7 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
             ready=storage.ready,
             summary=storage.summary,
             selector=",".join(f"{key}={value}" for key, value in selector(queue.name, "storage").items()),
-            capacity=_readable(size * storage.replicas) if storage.summary else None,
+            capacity=_readable(queue.spec.unit_capacity * storage.replicas) if storage.summary else None,
             used=_readable(seen.used) if seen.used is not None else None,
         ),
         injected=seen.injected,

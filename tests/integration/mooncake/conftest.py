@@ -32,14 +32,6 @@ MIB = 2**20
 CAPACITY = 256 * MIB
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Poll ``condition``; fails after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not hold in time"
-        time.sleep(0.02)
-
-
 async def eventually(attempt: Callable[[], Awaitable[Any]], errors: type[Exception], timeout_s: float = 30.0) -> Any:
     """The first result of ``attempt`` that is not one of ``errors``."""
     deadline = time.monotonic() + timeout_s

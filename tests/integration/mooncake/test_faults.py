@@ -18,8 +18,8 @@ from tests.integration.mooncake.conftest import (
     client,
     eventually,
     settings_of,
-    wait_until,
 )
+from tests.waiting import wait_until
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -64,7 +64,7 @@ async def test_restarted_master_means_lost_blocks_and_a_unit_that_goes_on(
         second.start()
         try:
             # Reported when it is noticed, and again when the segment is back and under watch.
-            await asyncio.to_thread(wait_until, lambda: unit.losses == 2)
+            await asyncio.to_thread(wait_until, lambda: unit.losses == 2, "both losses are reported")
             lost = [BlockRead(unit.info, 1, nbytes=block.nbytes)]
             with pytest.raises(StorageKeyNotFoundError, match=f"tq/{run}/1"):
                 # The connection to the old master fails first.
@@ -153,9 +153,9 @@ async def test_unit_that_was_taken_for_dead_notices_when_it_wakes_up(
             unit.process.send_signal(signal.SIGSTOP)
             admin = Admin(endpoints.admin_address)
             segment = unit.info.attributes["segment"]
-            await asyncio.to_thread(wait_until, lambda: admin.segment_usage(segment) is None)
+            await asyncio.to_thread(wait_until, lambda: admin.segment_usage(segment) is None, "the segment is gone")
             unit.process.send_signal(signal.SIGCONT)
-            await asyncio.to_thread(wait_until, lambda: unit.losses == 2)
+            await asyncio.to_thread(wait_until, lambda: unit.losses == 2, "both losses are reported")
             await backend.put(block_of_bytes(MIB), 2, unit.info, wait_s=5)
     finally:
         master.stop()

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.mooncake.conftest import FREE_PORTS, wait_until
+from tests.integration.mooncake.conftest import FREE_PORTS
+from tests.waiting import wait_until
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.storage.mooncake.admin import Admin
 from transfer_queue.storage.mooncake.master import MasterProcess
@@ -116,4 +117,7 @@ def test_master_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started))
+    wait_until(
+        lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started),
+        "all of them ended",
+    )

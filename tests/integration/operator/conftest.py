@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.operator.control_plane import ControlPlane, control_plane, free_port, process, wait_until
+from tests.integration.operator.control_plane import ControlPlane, control_plane, free_port, process
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "transferqueue"

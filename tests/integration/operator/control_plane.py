@@ -7,30 +7,18 @@ import os
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.binaries import build_binaries
 from tests.cluster.pki import Authority, KeyPair
+from tests.waiting import wait_until
 
 START_SECONDS = 90.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """The first true value of ``condition``; AssertionError naming ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"after {seconds:.0f} s still not: {what} (last: {value!r})")
-        time.sleep(0.05)
 
 
 def free_port() -> int:

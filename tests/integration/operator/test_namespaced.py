@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.integration.operator.conftest import Operator, environment, rendered_chart
-from tests.integration.operator.control_plane import ControlPlane, free_port, process, wait_until
+from tests.integration.operator.control_plane import ControlPlane, free_port, process
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1200)
 

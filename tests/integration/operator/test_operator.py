@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from tests.integration.operator.conftest import Operator, environment, write_certificate
-from tests.integration.operator.control_plane import ControlPlane, free_port, wait_until
+from tests.integration.operator.control_plane import ControlPlane, free_port
 from tests.unit.config.test_resource import REFUSALS
+from tests.waiting import wait_until
 from transfer_queue.config import resource
 
 pytestmark = pytest.mark.timeout(1200)  # the first run builds Kubernetes

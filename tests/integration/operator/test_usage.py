@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.integration.operator.control_plane import free_port, wait_until
+from tests.integration.operator.control_plane import free_port
+from tests.waiting import wait_until
 from tq_operator.runtime.usage import stored_bytes
 
 REPOSITORY = Path(__file__).parents[3]

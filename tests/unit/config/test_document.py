@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.config.document import load_document
+from transfer_queue.config.document import load_document, validate_document
 from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.quantity import Quantity
 from transfer_queue.errors import ConfigError
 
 
@@ -25,3 +26,9 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest
     path.write_text('{"name": "$(POD_NAME)", "controller": ["c:50060"]}')
     with pytest.raises(ConfigError, match=r"unit\.json: \$\(POD_NAME\) names an environment variable that is not set"):
         load_document(StorageUnitConfig, path)
+
+
+@pytest.mark.parametrize("text", ["64Gi", "0.1Gi", "1Pi", "2P", "500M", "2097152"])
+def test_a_storage_unit_takes_every_quantity_that_the_resource_takes(text: str) -> None:
+    settings = validate_document(StorageUnitConfig, {"controller": ["c:50060"], "capacity": text}, "unit")
+    assert settings.capacity == int(Quantity(text))

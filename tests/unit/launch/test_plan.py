@@ -62,6 +62,12 @@ def test_endpoints_of_a_started_master_reach_controller_and_units() -> None:
         assert choice.settings["protocol"] == "tcp"
 
 
+@pytest.mark.parametrize(("policy", "protocol"), [("off", "tcp"), ("auto", "rdma")])
+def test_the_rdma_policy_off_overrides_the_protocol(policy: str, protocol: str) -> None:
+    plan = plan_local(queue({"mooncake": {"protocol": "rdma"}}, rdma={"policy": policy}))
+    assert {unit.backend.settings["protocol"] for unit in plan.units} == {protocol}
+
+
 def test_programs_attach_with_layout_and_pickle_of_the_resource() -> None:
     plan = plan_local(queue({"simple": {}}, layout="dense", security={"allowPickle": True}))
     attach = plan.attach_config("127.0.0.1:5").dump()

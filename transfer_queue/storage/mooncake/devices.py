@@ -1,49 +1,50 @@
-"""RDMA devices of this host. The engine falls back to TCP without a word if it finds none, so they are chosen here."""
+"""RDMA devices of this process. They are chosen here: the engine goes on over TCP without a word if it finds none."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
-from transfer_queue.errors import StartError
+from transfer_queue import fabric
 
 __all__ = ["choose_devices"]
 
-SYSFS = Path("/sys/class/infiniband")
+log = logging.getLogger(__name__)
 
 
-def choose_devices(device_name: str, sysfs: Path = SYSFS) -> str:
-    """The comma-separated list that the engine takes: the devices named, or with ``auto`` all that have an active port.
+def choose_devices(
+    device_name: str, environment: Mapping[str, str], *, segment_bytes: int, root: str | Path = "/"
+) -> fabric.MooncakeSettings:
+    """Devices and variables for the engine: those named, or with ``auto`` the nearest to this process's GPUs.
 
-    Raises StartError that names the device and its state.
+    A process with a segment serves the GPUs of all others, so it opens every usable device. TCP is never an answer: a
+    process on TCP and one on RDMA read nothing from each other. Raises RdmaUnavailableError with every cause.
     """
-    states = {path.name: _states(path) for path in sorted(sysfs.glob("*"))} if sysfs.is_dir() else {}
-    active = [name for name, ports in states.items() if any("ACTIVE" in port for port in ports)]
-    if device_name == "auto":
-        if not active:
-            found = ", ".join(f"{name} ({'/'.join(ports) or 'no port'})" for name, ports in states.items())
-            raise StartError(
-                f"no InfiniBand device found under {sysfs} with an active port{': ' + found if found else ''}; "
-                "run on a host with RDMA or set protocol: tcp"
+    process = {**environment, "MC_MS_AUTO_DISC": "0"}  # as set-up will have it
+    if segment_bytes:
+        process["CUDA_VISIBLE_DEVICES"] = ""
+    resolution = fabric.resolve(
+        root,
+        process,
+        # Names are an order: a wrong one is refused, although the engine could do with the rest.
+        policy="auto" if device_name == "auto" else "required",
+        device_name=device_name,
+        register_nbytes=segment_bytes,
+    )
+    decision = resolution.decision
+    present = [hca.name for hca in resolution.fabric.hcas]
+    for name in (part.strip() for part in device_name.split(",")):
+        if name not in ("", "auto", *present) and not any(letter in name for letter in "*?["):
+            raise fabric.RdmaUnavailableError(
+                f"deviceName: no InfiniBand device {name!r} under /sys/class/infiniband; "
+                f"present: {', '.join(present) or 'none'}"
             )
-        return ",".join(active)
-    wanted = [name.strip() for name in device_name.split(",") if name.strip()]
-    for name in wanted:
-        if name not in states:
-            raise StartError(
-                f"deviceName: no InfiniBand device {name!r} under {sysfs}; present: {', '.join(states) or 'none'}"
-            )
-        if name not in active:
-            raise StartError(f"deviceName: the port of {name} is not active ({'/'.join(states[name]) or 'no port'})")
-    if not wanted:
-        raise StartError("deviceName is empty; write auto or a comma-separated list of devices")
-    return ",".join(wanted)
-
-
-def _states(device: Path) -> list[str]:
-    states = []
-    for port in sorted(device.glob("ports/*/state")):
-        try:
-            states.append(port.read_text().strip())
-        except OSError:  # the device went away meanwhile
-            states.append("unreadable")
-    return states
+    if decision.settings is None:
+        raise fabric.RdmaUnavailableError(
+            f"protocol rdma cannot be used: {decision.reason.removeprefix('falling back to TCP: ')}; "
+            "or set protocol: tcp for the whole queue"
+        )
+    for warning in decision.warnings:
+        log.warning("%s", warning)
+    return decision.settings

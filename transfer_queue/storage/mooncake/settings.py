@@ -7,12 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document, validate_document
+from transfer_queue.config.quantity import Quantity
 
 __all__ = ["MasterSettings", "MooncakeSettings", "ZeroCopy", "parse_settings"]
 
 GIB = 2**30
 MAX_PART = 64 * 2**20
+_WORKER_BUFFER = int(Quantity(defaults.ZERO_COPY_WORKER_BUFFER_SIZE))
+_CONTROLLER_BUFFER = int(Quantity(defaults.ZERO_COPY_CONTROLLER_BUFFER_SIZE))
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 
@@ -72,11 +76,11 @@ class ZeroCopy(Document):
 
     enable: bool = True
     """Off: bytes go through the engine's own local buffer, one copy more each way."""
-    tensor_buffer_size: BufferBytes = 2 * GIB
-    bytes_buffer_size: BufferBytes = 2 * GIB
-    controller_tensor_buffer_size: BufferBytes = 10 * GIB
-    """The sizes of a driver process that moves the data of all ranks."""
-    controller_bytes_buffer_size: BufferBytes = 10 * GIB
+    tensor_buffer_size: BufferBytes = _WORKER_BUFFER
+    bytes_buffer_size: BufferBytes = _WORKER_BUFFER
+    controller_tensor_buffer_size: BufferBytes = _CONTROLLER_BUFFER
+    """Accepted and without effect: every process takes the two sizes above."""
+    controller_bytes_buffer_size: BufferBytes = _CONTROLLER_BUFFER
 
     @model_validator(mode="before")
     @classmethod
@@ -92,13 +96,13 @@ class MooncakeSettings(Document):
     master_server_address: Annotated[str, AfterValidator(_master_address)]
     """``HOST:PORT``, or ``etcd://A:2379;B:2379`` for a master with high availability."""
     admin_address: Annotated[str, AfterValidator(_host_port)] | None = None
-    """The master's HTTP port of metrics; default: port 9003 of the master's host. Storage units only."""
+    """The master's HTTP port of metrics; default: the usual port of it on the master's host. Storage units only."""
     protocol: Literal["rdma", "tcp"] = "rdma"
-    device_name: str = "auto"
-    """``auto``, or a comma-separated list of RDMA devices. Without meaning for tcp."""
-    global_segment_size: BufferBytes = 64 * GIB
-    """Memory of all storage units together; each unit gets its share as its capacity."""
-    local_buffer_size: BufferBytes = 10 * GIB
+    device_name: str = defaults.MOONCAKE_DEVICE_NAME
+    """``auto``: those nearest to the GPUs of the process; or a comma-separated list. Without meaning for tcp."""
+    global_segment_size: BufferBytes = int(Quantity(defaults.MOONCAKE_GLOBAL_SEGMENT_SIZE))
+    """Accepted and without effect: the capacity of each storage unit is the segment that it contributes."""
+    local_buffer_size: BufferBytes = int(Quantity(defaults.MOONCAKE_LOCAL_BUFFER_SIZE))
     """The engine's buffer in each client; used, and allocated, only without ``zero_copy.enable``."""
     zero_copy: ZeroCopy = ZeroCopy()
     eviction_disabled: bool = False
@@ -133,9 +137,9 @@ class MasterSettings(Document):
     """Address to serve on, and the one that others get."""
     rpc_interface: str | None = None
     """Network interface whose IPv4 address replaces ``host``."""
-    rpc_port: Port = 50051
-    http_metadata_port: Port = 8080
-    metrics_port: Port = 9003
+    rpc_port: Port = defaults.MASTER_RPC_PORT
+    http_metadata_port: Port = defaults.MASTER_HTTP_METADATA_PORT
+    metrics_port: Port = defaults.MASTER_METRICS_PORT
     lease_ttl_ms: int = Field(default=5000, ge=100)
     """A read that takes longer than this is repeated."""
     client_ttl: int = Field(default=10, ge=1)

@@ -10,9 +10,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of
@@ -192,7 +193,11 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
             f"Mooncake {engine.installed_version()} cannot pin blocks, and its master evicts unread data by default: "
             "start it with --eviction_high_watermark_ratio=1 --eviction_ratio=0 and set evictionDisabled: true"
         )
-    devices = choose_devices(settings.device_name) if settings.protocol == "rdma" else ""
+    devices = ""
+    if settings.protocol == "rdma":
+        chosen = choose_devices(settings.device_name, os.environ, segment_bytes=segment_bytes)
+        devices = chosen.device_name
+        _prepare_rdma(chosen.environment)
     local = os.environ.get("LOCAL_IP") or _address_toward(master_host(settings))
     _prepare_environment(settings, local)
     deadline = time.monotonic() + settings.start_timeout
@@ -228,7 +233,7 @@ def _set_up(
     reserved = socket.socket(socket.AF_INET6 if ":" in local else socket.AF_INET)
     reserved.bind((local, 0))
     port = reserved.getsockname()[1]
-    name = f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
+    name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
     code = raw.setup(
@@ -261,15 +266,21 @@ def _address_toward(host: str) -> str:
 def _prepare_environment(settings: MooncakeSettings, local: str) -> None:
     """The engine reads these, some of them long after set-up."""
     os.environ.setdefault("MC_TCP_BIND_ADDRESS", local)
-    if settings.protocol == "rdma":
-        os.environ.setdefault("MC_ENABLE_DEST_DEVICE_AFFINITY", "1")
-        os.environ["MC_MS_AUTO_DISC"] = "0"  # 1 makes the engine ignore the devices that are named
     host = urllib.parse.urlsplit(settings.metadata_server).hostname
     if host:  # its HTTP client would go through a proxy
         for variable in ("no_proxy", "NO_PROXY"):
             hosts = [name for name in os.environ.get(variable, "").split(",") if name]
             if host not in hosts:
                 os.environ[variable] = ",".join([*hosts, host])
+
+
+def _prepare_rdma(variables: Mapping[str, str]) -> None:
+    """What the environment says wins, but for the variable that makes the engine ignore the devices it is given."""
+    for name, value in variables.items():
+        if name == "MC_MS_AUTO_DISC":
+            os.environ[name] = value
+        elif name != "MC_GID_INDEX" or not os.environ.get("NCCL_IB_GID_INDEX"):  # the engine reads either
+            os.environ.setdefault(name, value)
 
 
 def _probe(settings: MooncakeSettings) -> str | None:

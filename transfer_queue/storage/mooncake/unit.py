@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transfer_queue.config.attach import join_address
+from transfer_queue.config.defaults import MASTER_METRICS_PORT
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.base import StoreContext, UnitStats
 from transfer_queue.storage.mooncake import codes
@@ -27,7 +29,6 @@ _WATCH_S = 1.0
 _COUNT_EVERY = 10
 """Blocks are counted once in so many watches: the list of keys may be long."""
 _PLACES_AT_ONCE = 1000
-_ADMIN_PORT = 9003
 _CLOSE_S = 10.0
 _MOUNT_S = 15.0
 _REMOUNT_S = 5.0
@@ -44,7 +45,7 @@ class MooncakeStore:
     def __init__(self, context: StoreContext, settings: MooncakeSettings) -> None:
         self._context = context
         self._settings = settings
-        self._admin = Admin(settings.admin_address or f"{_bracketed(master_host(settings))}:{_ADMIN_PORT}")
+        self._admin = Admin(settings.admin_address or join_address(master_host(settings), MASTER_METRICS_PORT))
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-mooncake")
         self._mark = np.ones(64, np.uint8)
         self._run: str | None = None
@@ -229,10 +230,6 @@ class MooncakeStore:
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, job)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 async def open_store(context: StoreContext) -> MooncakeStore:
