@@ -298,7 +298,10 @@ def test_breaking_off_ends_starved_workers_at_once(queue: Stack, partition: str)
     pids = {next(stream)[1] for _ in range(2)}
     stream.close()  # type: ignore[attr-defined]
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the workers are gone")
-    assert not [child for child in threading.enumerate() if child.name.startswith("QueueFeeder")]
+    wait_until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("QueueFeeder")],
+        "the threads that fed the workers are gone",
+    )
 
 
 def test_starved_workers_end_with_a_killed_parent(queue: Stack, python: Programs, partition: str) -> None:
