@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup e2e bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup e2e rdma-test bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,8 +27,8 @@ endif
 ifneq ($(ROOT_ON_LINUX)$(filter true,$(CI)),)
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 else
-	@echo "tests/cluster is left out: it needs root on Linux"
-	@$(PYTHON) -m pytest --ignore=tests/cluster $(PYTEST_ARGS)
+	@echo "tests/cluster and tests/rdma are left out: they need root on Linux"
+	@$(PYTHON) -m pytest --ignore=tests/cluster --ignore=tests/rdma $(PYTEST_ARGS)
 endif
 
 check: setup ## Lint, format, types, layers, generated files
@@ -50,6 +50,9 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--up
 
 e2e: setup ## The quick start on a real two-node cluster of this machine
 	@$(PYTHON) -m pytest tests/cluster -k e2e $(PYTEST_ARGS)
+
+rdma-test: setup ## Mooncake over real RDMA verbs, in a virtual machine with soft-RoCE devices
+	@$(PYTHON) -m pytest tests/rdma $(PYTEST_ARGS)
 
 bench: setup ## Measure against the peers, in turn; writes docs/benchmarks.md (BENCH_ARGS="--only ppo": a part)
 	@$(PYTHON) -m bench $(BENCH_ARGS)
