@@ -57,7 +57,7 @@ rdma-test: setup ## Mooncake over real RDMA verbs, in a virtual machine with sof
 bench: setup ## Measure against the peers, in turn; writes docs/benchmarks.md (BENCH_ARGS="--only ppo": a part)
 	@$(PYTHON) -m bench $(BENCH_ARGS)
 
-bench-smoke: setup ## A minute of it: prints how many times better than the release on PyPI
+bench-smoke: setup ## A minute of it; fails where a ratio to the release on PyPI is below half of the recorded one
 	@$(PYTHON) -m bench --smoke
 
 clean: ## Remove what was made here, but for the shared caches

@@ -1,4 +1,4 @@
-"""Runs the benchmark and writes its results: ``python -m bench [--smoke] [--only WORKLOAD ...]``.
+"""Runs the benchmark and writes its results: ``python -m bench [--smoke [--record]] [--only WORKLOAD ...]``.
 
 Repetitions of all peers are interleaved, so that what else this machine does meets all of them alike. A run of all
 workloads at full scale writes ``bench/results.json`` and renders ``docs/benchmarks.md``; ``--render`` does only that.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import report
+from bench import report, smoke
 from bench.environment import peers_python
 from bench.machine import facts, peer_versions
 from bench.protocol import ROOT, PeerError, PeerProcess
@@ -38,8 +38,7 @@ class Peers:
 
     def get(self, name: str) -> PeerProcess:
         if name not in self._running:
-            ours = name == "ours"
-            self._running[name] = PeerProcess(name, sys.executable if ours else self._python, library=ours)
+            self._running[name] = PeerProcess(name, sys.executable if name.startswith("ours") else self._python)
         return self._running[name]
 
     def keep(self, names: set[str]) -> None:
@@ -98,7 +97,8 @@ def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="small batches, one repetition; prints ratios to peers")
+    parser.add_argument("--smoke", action="store_true", help="a minute: small batches, judged by recorded ratios")
+    parser.add_argument("--record", action="store_true", help="with --smoke: record the ratios instead")
     parser.add_argument("--only", nargs="+", choices=ORDER, help="these workloads; the others keep their results")
     parser.add_argument("--repetitions", type=int, help="of every workload, instead of its own number")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
@@ -107,19 +107,19 @@ def main() -> int:
     if options.render:
         report.render(json.loads(options.output.read_text()))
         return 0
-    names = options.only or list(ORDER)
-    results = run(names, "smoke" if options.smoke else "full", 1 if options.smoke else options.repetitions)
     if options.smoke:
-        print(report.ratios(results))
-    else:
-        fresh = results["workloads"]
-        if options.only and options.output.exists():
-            kept = json.loads(options.output.read_text())["workloads"]
-            results["workloads"] = {name: (kept | fresh)[name] for name in ORDER if name in kept | fresh}
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        judge = smoke.record if options.record else smoke.check
+        return judge(lambda names: run(names, "smoke", options.repetitions or 3))
+    results = run(options.only or list(ORDER), "full", options.repetitions)
+    fresh = results["workloads"]
+    if options.only and options.output.exists():
+        kept = json.loads(options.output.read_text())["workloads"]
+        results["workloads"] = {name: (kept | fresh)[name] for name in ORDER if name in kept | fresh}
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    if options.output == RESULTS:
         report.render(results)
-        print(report.table({**results, "workloads": fresh}))
-    failed = [name for name, of in results["workloads"].items() if "ours" in of["failed"]]
+    print(report.table({**results, "workloads": fresh}))
+    failed = [name for name, of in results["workloads"].items() if workload(name).ours in of["failed"]]
     return 1 if failed else 0
 
 

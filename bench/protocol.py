@@ -29,18 +29,18 @@ class PeerError(RuntimeError):
 class PeerProcess:
     """The driver's end of one peer."""
 
-    def __init__(self, name: str, python: str, *, attach: dict[str, Any] | None = None, library: bool = False) -> None:
-        """``attach``: join what another process of this peer started. ``library``: import this checkout's library.
+    def __init__(self, name: str, python: str, *, attach: dict[str, Any] | None = None) -> None:
+        """``attach``: join what another process of this peer started.
 
-        Peers see the package ``bench`` through a folder that holds nothing else, so that ``transfer_queue`` stays the
-        one of their own environment.
+        Peers whose name begins with ``ours`` import this checkout's library. The others see the package ``bench``
+        through a folder that holds nothing else, so that ``transfer_queue`` stays the one of their own environment.
         """
         self.name = name
         self._folder = tempfile.TemporaryDirectory(prefix="tq-bench-")
         folder = Path(self._folder.name)
         (folder / "bench").symlink_to(ROOT / "bench")
         self._log = folder / "log"
-        path = [str(folder), *([str(ROOT)] if library else [])]
+        path = [str(folder), *([str(ROOT)] if name.startswith("ours") else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_DEDUP_LOGS": "0"}
         for variable in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
             environ.pop(variable, None)

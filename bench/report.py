@@ -12,9 +12,14 @@ from bench.workloads import Row, workload
 
 LABELS = {
     "ours": "TransferQueue",
+    "ours_tcp": "TransferQueue, TCP",
+    "ours_mooncake": "TransferQueue, Mooncake",
     "upstream": "TransferQueue 0.1 (PyPI)",
+    "upstream_mooncake": "TransferQueue 0.1 (PyPI), MooncakeStore",
+    "mooncake_raw": "Mooncake alone",
     "ray_store": "Ray, numpy columns",
-    "ray_driver": "Ray driver, no queue",
+    "ray_driver": "Ray driver, no queue: TensorDict",
+    "dataproto_driver": "Ray driver, no queue: DataProto",
     "redis_server": "redis",
     "flight": "Arrow Flight",
     "memcpy": "memcpy, one thread",
@@ -44,7 +49,7 @@ def cell(results: dict[str, Any], name: str, peer: str, metric: str) -> str:
 def verdict(results: dict[str, Any], name: str, row: Row) -> str:
     if row.target is None:
         return ""
-    value = median(results, name, "ours", row.metric)
+    value = median(results, name, workload(name).ours, row.metric)
     sign = "≥" if row.better == "higher" else "≤"
     reached = value is not None and row.reached(value)
     return f"{sign} {number(row.target)} {'reached' if reached else '**missed**'}"
@@ -52,7 +57,7 @@ def verdict(results: dict[str, Any], name: str, row: Row) -> str:
 
 def advantage(results: dict[str, Any], name: str, row: Row, rival: str) -> float | None:
     """How many times better ours is than ``rival``."""
-    ours, theirs = (median(results, name, peer, row.metric) for peer in ("ours", rival))
+    ours, theirs = (median(results, name, peer, row.metric) for peer in (workload(name).ours, rival))
     if not ours or not theirs:
         return None
     return ours / theirs if row.better == "higher" else theirs / ours
@@ -87,21 +92,22 @@ def missed(results: dict[str, Any]) -> list[str]:
     for name in results["workloads"]:
         for row in workload(name).rows:
             if "missed" in verdict(results, name, row):
-                value = median(results, name, "ours", row.metric)
+                value = median(results, name, workload(name).ours, row.metric)
                 shown = "no result" if value is None else f"{number(value)} {row.unit}"
                 lines.append(f"{row.title}: {shown}, target {number(row.target or 0)} {row.unit}")
     return lines
 
 
-def ratios(results: dict[str, Any]) -> str:
-    """One line a row: how many times better ours is than its rival."""
-    lines = []
+def ratios(results: dict[str, Any]) -> dict[str, float]:
+    """``workload.metric`` -> how many times better ours is than its rival, rounded to three digits."""
+    found = {}
     for name in results["workloads"]:
         plan = workload(name)
         for row in plan.rows:
             better = advantage(results, name, row, plan.rival)
-            lines.append(f"{row.title:48} {'no ratio' if better is None else f'{better:8.2f} x'} against {plan.rival}")
-    return "\n".join(lines)
+            if better is not None:
+                found[f"{name}.{row.metric}"] = float(f"{better:.3g}")
+    return found
 
 
 def plot(results: dict[str, Any]) -> str:
@@ -138,7 +144,8 @@ def render(results: dict[str, Any]) -> None:
 
 Made by `make bench`; do not edit. Medians, with the smallest and the largest in parentheses; repetitions of all peers
 interleaved in one run; in the PPO step one peer runs after the other, as all at once need more than 24 GiB.
-"× 0.1": how many times better than the release on PyPI, on its SimpleStorage.
+"× 0.1": how many times better than the release on PyPI, on its SimpleStorage, or on its MooncakeStore where ours runs
+on Mooncake.
 
 {machine["cores"]} cores of {machine["cpu"]}, {machine["memory_gib"]} GiB, Linux {machine["kernel"]}, Python
 {machine["python"]}, torch {machine["torch"]}; commit {machine["commit"]}, {machine["started"]}; load average

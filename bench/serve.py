@@ -16,6 +16,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = importlib.import_module(f"bench.peers.{name}").PEER()
+    peer.name = name
     peer.start(attach)
     try:
         answer_all(peer, sys.stdin, answers)

@@ -10,6 +10,9 @@ from bench.data import Batch
 class Peer:
     """A store of batches. Peers that are queues have more: see ``bench.peers.queue``."""
 
+    name: str
+    """The module it is from; set by ``bench.serve``."""
+
     def start(self, attach: dict[str, Any] | None) -> None:
         """Start servers, or join those that ``attach`` describes."""
 

@@ -11,6 +11,7 @@ import torch
 import transfer_queue as tq
 from bench.peers.queue import Queue
 from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.launch.plan import LocalPlan
 
 UNITS = 2
 
@@ -23,13 +24,16 @@ class Ours(Queue):
     def start(self, attach: dict[str, Any] | None) -> None:
         torch.set_num_threads(1)
         if attach is None:
-            self._stack = LocalStack(default_plan(units=UNITS)).start()
-            self._wait_prefaulted(self._stack)
+            self._stack = LocalStack(self.plan()).start()
+            self.settle(self._stack)
             attach = {"controller": {"addresses": [self._stack.controller_address]}}
         self.attached = attach
         tq.init(attach)
 
-    def _wait_prefaulted(self, stack: LocalStack) -> None:
+    def plan(self) -> LocalPlan:
+        return default_plan(units=UNITS)
+
+    def settle(self, stack: LocalStack) -> None:
         """Arenas fault their pages in after the start, in the background; a queue in use is past that."""
         deadline = time.monotonic() + 120
         while True:

@@ -22,8 +22,11 @@ class Upstream(Queue):
             options |= {"num_cpus": 16, "include_dashboard": False, "object_store_memory": 2**28}
         else:
             options |= {"address": attach["ray"]}
-        context = ray.init(**options)
+        context: Any = ray.init(**options)
         self.attached = attach or {"ray": context.address_info["address"]}
+        self.join(attach)
+
+    def join(self, attach: dict[str, Any] | None) -> None:
         tq.init()
 
     def stop(self) -> None:

@@ -9,7 +9,12 @@ import importlib
 from dataclasses import dataclass
 from typing import Literal
 
-ORDER = ("dense", "mixed", "small", "control", "growth", "waiting", "ppo")
+ORDER = (
+    "dense", "mixed", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
+    "small", "control", "growth", "waiting", "ppo", "ppo_mooncake",
+)  # fmt: skip
+SMOKE = ("dense", "mixed", "small", "control")
+"""What the smoke run measures: what takes seconds, and tells most of how fast this version is."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,14 @@ class Workload:
     repetitions: int = 5
     interleaved: bool = True
     """False where the peers together need more memory than a small machine has: one after the other, started anew."""
+    ours: str = "ours"
+    """The peer that is this checkout."""
     rival: str = "upstream"
     """The peer that ratios are printed against."""
 
     def compared(self, scale: str) -> tuple[str, ...]:
         """Who runs at this scale: in the smoke run only ours and its rival."""
-        return self.peers if scale == "full" else ("ours", self.rival)
+        return self.peers if scale == "full" else (self.ours, self.rival)
 
 
 def workload(name: str) -> Workload:

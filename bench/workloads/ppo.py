@@ -2,11 +2,13 @@
 
 Rollout workers put prompts and responses; then every stage fetches its fields and puts its results, 128 rows a worker.
 Through a Ray driver instead, each stage's workers return their results to the driver, which joins, splits and passes
-them on as arguments, as a single controller without a queue does.
+them on as arguments, as a single controller without a queue does: as TensorDicts, or in the form that verl's DataProto
+takes between processes (consolidated, then torch.save into bytes).
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 import time
@@ -42,7 +44,7 @@ STAGES = (
 )
 WORKLOAD = Workload(
     "One PPO step, 8 workers, 1024 rows",
-    ("ours", "upstream", "ray_driver", "memcpy"),
+    ("ours", "upstream", "ray_driver", "dataproto_driver", "memcpy"),
     (
         *(Row(stage.name, f"PPO step: {stage.name}", "s", "lower") for stage in STAGES[:-1]),
         Row("update_actor", "PPO step: update_actor", "s", "lower", 0.12),
@@ -96,12 +98,11 @@ def stage(peer: Any, options: dict[str, Any]) -> int:
     return sum(value.nbytes if not value.is_nested else value.values().nbytes for value in data.values())
 
 
-def _queue_step(peer: Any, rows: int, workers: int) -> dict[str, float]:
+def queue_step(peer: Any, rows: int, workers: int) -> dict[str, float]:
     share = {"rows": rows // workers}
     if not _workers:
-        name = type(peer).__name__.lower()
         for _ in range(workers):
-            _workers.append(PeerProcess(name, sys.executable, attach=peer.attached, library=name == "ours"))
+            _workers.append(PeerProcess(peer.name, sys.executable, attach=peer.attached))
         for worker in _workers:
             worker.send("ppo.prepare", **share)
         for worker in _workers:
@@ -135,24 +136,44 @@ def stop_workers() -> None:
 _actors: list[Any] = []
 
 
+class Message:
+    """A batch that travels as verl's DataProto does: consolidated, and saved by torch into bytes."""
+
+    def __init__(self, batch: TensorDict) -> None:
+        self.batch = batch
+
+    def __reduce__(self) -> Any:
+        into = io.BytesIO()
+        torch.save(self.batch.contiguous().consolidate(), into)
+        return _unpack, (into.getvalue(),)
+
+
+def _unpack(data: bytes) -> Message:
+    return Message(torch.load(io.BytesIO(data), weights_only=False))
+
+
 class RayWorker:
     """An actor: gets its fields as an argument and returns what it computed."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, form: Any) -> None:
         torch.set_num_threads(1)
-        self._outputs = {stage.name: columns(stage.writes, rows) for stage in STAGES}
+        self._outputs = {stage.name: form(columns(stage.writes, rows)) for stage in STAGES}
 
-    def run(self, name: str, data: TensorDict) -> TensorDict:
+    def run(self, name: str, data: Any) -> Any:
         return self._outputs[name]
 
 
-def _driver_step(rows: int, workers: int) -> dict[str, float]:
+def _plain(batch: TensorDict) -> TensorDict:
+    return batch
+
+
+def _driver_step(rows: int, workers: int, form: Any) -> dict[str, float]:
     import ray
 
     if not _actors:
         kind = ray.remote(num_cpus=1)(RayWorker)
-        _actors.extend(kind.remote(rows // workers) for _ in range(workers))
-        ray.get([actor.run.remote("update_actor", columns((), rows)) for actor in _actors])
+        _actors.extend(kind.remote(rows // workers, form) for _ in range(workers))
+        ray.get([actor.run.remote("update_actor", None) for actor in _actors])
     held = TensorDict({}, batch_size=[rows])
     result = {}
     begin = time.perf_counter()
@@ -160,11 +181,11 @@ def _driver_step(rows: int, workers: int) -> dict[str, float]:
         start = time.perf_counter()
         parts: list[Any] = list(held.select(*of.reads).chunk(workers)) if of.reads else [None] * workers
         # A chunk is a view: the clone keeps Ray from sending the whole storage of each field to every worker.
-        sent = [None if part is None else part.clone() for part in parts]
+        sent = [None if part is None else form(part.clone()) for part in parts]
         answers = [actor.run.remote(of.name, part) for actor, part in zip(_actors, sent, strict=True)]
         done = ray.get(answers)
         if of.writes:
-            held.update(TensorDict.cat(done, 0))
+            held.update(TensorDict.cat([getattr(part, "batch", part) for part in done], 0))
         result[of.name] = time.perf_counter() - start
     result["total"] = time.perf_counter() - begin
     return result
@@ -192,7 +213,9 @@ def _copy_step(rows: int) -> dict[str, float]:
 def measure(peer: Peer, options: dict[str, Any]) -> dict[str, float]:
     rows, workers = ROWS[options["scale"]], WORKERS[options["scale"]]
     if options["peer"] == "ray_driver":
-        return _driver_step(rows, workers)
+        return _driver_step(rows, workers, _plain)
+    if options["peer"] == "dataproto_driver":
+        return _driver_step(rows, workers, Message)
     if options["peer"] == "memcpy":
         return _copy_step(rows)
-    return _queue_step(peer, rows, workers)
+    return queue_step(peer, rows, workers)
