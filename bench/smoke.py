@@ -47,7 +47,9 @@ def check(run: Run) -> int:
         print(f"{metric:{width}}  {shown}   recorded {before:8.2f} x{mark}")
     short = [name for name in SMOKE if _short(recorded, best, name)]
     if short:
-        print(f"slower than recorded: {', '.join(short)}. If that is meant, record anew: python -m bench --smoke --record")
+        print(
+            f"slower than recorded: {', '.join(short)}. If that is meant, record anew: python -m bench --smoke --record"
+        )
     return 1 if short else 0
 
 
