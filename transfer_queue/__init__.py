@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from transfer_queue.sampler import (
         BaseSampler,
         GRPOGroupNSampler,
+        PrioritySampler,
         RankAwareSampler,
+        ReplaySampler,
         SeqlenBalancedSampler,
         SequentialSampler,
+        TokenBudgetSampler,
     )
 
 __version__ = "0.2.0.dev0"
@@ -47,12 +50,15 @@ __all__ = [
     "BatchMeta",
     "GRPOGroupNSampler",
     "KVBatchMeta",
+    "PrioritySampler",
     "RankAwareSampler",
+    "ReplaySampler",
     "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
+    "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "__version__",
@@ -81,9 +87,12 @@ _HOMES = {
     "transfer_queue.sampler": (
         "BaseSampler",
         "GRPOGroupNSampler",
+        "PrioritySampler",
         "RankAwareSampler",
+        "ReplaySampler",
         "SeqlenBalancedSampler",
         "SequentialSampler",
+        "TokenBudgetSampler",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
