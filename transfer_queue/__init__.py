@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
     from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -77,9 +78,12 @@ __all__ = [
     "kv_clear",
     "kv_list",
     "kv_put",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 _HOMES = {
+    "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError", "TransferQueueError"),
