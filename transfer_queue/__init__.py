@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
     from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
     from transfer_queue.sampler import (
         BaseSampler,
         GRPOGroupNSampler,
+        PrioritySampler,
         RankAwareSampler,
+        ReplaySampler,
         SeqlenBalancedSampler,
         SequentialSampler,
+        TokenBudgetSampler,
     )
 
 __version__ = "0.2.0.dev0"
@@ -47,12 +51,15 @@ __all__ = [
     "BatchMeta",
     "GRPOGroupNSampler",
     "KVBatchMeta",
+    "PrioritySampler",
     "RankAwareSampler",
+    "ReplaySampler",
     "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
+    "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "__version__",
@@ -71,9 +78,12 @@ __all__ = [
     "kv_clear",
     "kv_list",
     "kv_put",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 _HOMES = {
+    "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError", "TransferQueueError"),
@@ -81,9 +91,12 @@ _HOMES = {
     "transfer_queue.sampler": (
         "BaseSampler",
         "GRPOGroupNSampler",
+        "PrioritySampler",
         "RankAwareSampler",
+        "ReplaySampler",
         "SeqlenBalancedSampler",
         "SequentialSampler",
+        "TokenBudgetSampler",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

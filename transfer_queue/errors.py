@@ -19,6 +19,10 @@
     │   └── SamplerError                      a sampler raised, or returned rows it may not return
     ├── KeyNotFoundError (ValueError)         keys that are not in the partition
     ├── StorageKeyNotFoundError (KeyError)    a row or field is gone from storage
+    ├── CheckpointError (RuntimeError)        a checkpoint cannot be written or read
+    │   ├── CheckpointNotFoundError (FileNotFoundError)
+    │   ├── CorruptCheckpointError (ValueError)   its files are not what they were when they were written
+    │   └── QueueNotEmptyError                it can only be loaded into a queue without partitions
     ├── DataLostError (RuntimeError)          rows whose bytes were lost with a storage unit or master
     └── WorkerLostError (RuntimeError)        a worker process of a streaming loader died
 
@@ -29,15 +33,19 @@ from __future__ import annotations
 
 __all__ = [
     "CapacityError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
     "ConfigError",
     "ConnectionLostError",
     "CorruptBlockError",
+    "CorruptCheckpointError",
     "DataLostError",
     "InvalidInputError",
     "InvalidTypeError",
     "KeyNotFoundError",
     "NotInitializedError",
     "NotReadyError",
+    "QueueNotEmptyError",
     "RequestError",
     "SamplerError",
     "StartError",
@@ -124,6 +132,22 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
 
 class DataLostError(TransferQueueError, RuntimeError):
     """Rows whose bytes were lost with a storage unit or a Mooncake master."""
+
+
+class CheckpointError(TransferQueueError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint, or a part of it is missing."""
+
+
+class CorruptCheckpointError(CheckpointError, ValueError):
+    """The files of a checkpoint are not what they were when they were written."""
+
+
+class QueueNotEmptyError(CheckpointError):
+    """A checkpoint can only be loaded into a queue without partitions."""
 
 
 class WorkerLostError(TransferQueueError, RuntimeError):

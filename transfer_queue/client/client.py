@@ -88,6 +88,11 @@ class AsyncTransferQueueClient:
                 self._io.wait(self._engine.close(), timeout_s=5.0)
 
     @property
+    def engine(self) -> Engine:
+        self._ready()
+        return self._engine
+
+    @property
     def rows(self) -> RowOperations:
         self._ready()
         return self._rows

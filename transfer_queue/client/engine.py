@@ -26,7 +26,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.storage.base import Backend, BackendContext, UnitInfo
+from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
 from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
 
@@ -283,6 +283,42 @@ class Engine:
                 reading.add_done_callback(_release_read)
         left_s = deadline - asyncio.get_running_loop().time()
         return await self.load(batch, fields, command, max(0.001, left_s))
+
+    # ------------------------------------------------------------------------------------------------- whole blocks
+
+    async def transfer(self, message: Any, payload: Sequence[memoryview | bytes], timeout_s: float) -> Any:
+        """See ControllerSession.transfer; returns the payload of the reply."""
+        return (await self._session.transfer(message, payload, timeout_s))[1]
+
+    async def read_blocks(self, blocks: Sequence[tuple[int, int, int]], timeout_s: float) -> Fetched:
+        """Blocks given as (unit, block, bytes), all of each. Raises as ``load`` does, at once."""
+        backend = await self._ready_backend()
+        reads = []
+        for unit, block, nbytes in blocks:
+            info = self._placement.get(unit)
+            if info is None:
+                raise DataLostError(f"storage unit {unit} is gone")
+            reads.append(BlockRead(info, block, nbytes=nbytes))
+        return await backend.get(reads, timeout_s=timeout_s)
+
+    async def store_blocks(
+        self, blocks: Sequence[EncodedBlock], wait_s: float, timeout_s: float
+    ) -> list[list[tuple[BlockRef, UnitInfo]]]:
+        """Store blocks without a commit; each may come to lie in several parts. All or none of them."""
+        results = await asyncio.gather(
+            *(self._store(block, wait_s, timeout_s) for block in blocks), return_exceptions=True
+        )
+        stored = [result for result in results if not isinstance(result, BaseException)]
+        for result in results:
+            if isinstance(result, BaseException):
+                await self.discard_blocks(stored)
+                raise result
+        return stored
+
+    async def discard_blocks(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
+        """Drop what ``store_blocks`` stored."""
+        for refs in stored:
+            await self._discard(refs)
 
     # --------------------------------------------------------------------------------------------------------- backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -127,6 +127,14 @@ class ControllerSession:
                     raise
         finally:
             del self._pending[request]
+
+    async def transfer(
+        self, message: Any, payload: Sequence[memoryview | bytes], timeout_s: float
+    ) -> tuple[Any, memoryview | None]:
+        """A request with bytes beside it, sent once. Raises as ``request`` does, ConnectionLostError also for a
+        connection that breaks meanwhile."""
+        connection = await self._connection_until(asyncio.get_running_loop().time() + timeout_s)
+        return await connection.request(message, payload, timeout_s=timeout_s)
 
     # ------------------------------------------------------------------------------------------------------ connecting
 

@@ -31,7 +31,15 @@ __all__ = [
 
 Port = Annotated[int, Between(1, 65535)]
 Interface = Annotated[str, Matches(r"^[a-zA-Z0-9_.:@-]+$", "the name of a network interface, such as eth0", 15)]
-SamplerName = Literal["SequentialSampler", "GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler"]
+SamplerName = Literal[
+    "SequentialSampler",
+    "GRPOGroupNSampler",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
+    "TokenBudgetSampler",
+    "PrioritySampler",
+    "ReplaySampler",
+]
 
 
 class Resources(Model):

@@ -154,7 +154,7 @@ class ControlCore:
         sampler is answered with an error."""
         drawer = self.serving.drawer = Drawer(sampler)
         for partition in self.partitions.values():
-            partition.regroup(drawer.group)
+            partition.requeue(drawer.queueing)
         for waiter in list(self.room):
             if isinstance(waiter.command, Fetch):
                 try:
@@ -289,6 +289,8 @@ class ControlCore:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
         reply = Committed(partition.encode(rows), ready, tags or None)
+        if command.tags is not None and not fresh and self.serving.drawer.reads_tags:
+            grown = list(partition.subscriptions.values())
         for subscription in grown:
             if subscription.waiting:
                 self.serving.serve(partition, grown)
@@ -297,7 +299,7 @@ class ControlCore:
 
     def create_partition(self, name: str) -> Partition:
         """Not for hosts: a part of commands and of replay."""
-        partition = Partition(name, self.space, self.blocks, self.log, self.serving.drawer.group)
+        partition = Partition(name, self.space, self.blocks, self.log, self.serving.drawer.queueing)
         self.partitions[name] = partition
         if self.log.journaling:
             self.log.record(PartitionCreated(name))
@@ -350,6 +352,8 @@ class ControlCore:
                 f"some rows not found in partition {command.partition!r}; they may be cleared"
             )
         partition.merge_tags(compact(positions), command.tags)
+        if self.serving.drawer.reads_tags:
+            self.serving.serve(partition, partition.subscriptions.values())
         return Done()
 
     def _clear(self, command: Clear, now: float, client: int, request: int) -> Done:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.control.arrays import Ints, Rows, as_positions, compact
+from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
 from transfer_queue.control.batches import make_batch
 from transfer_queue.control.commands import Batch, Fetch
-from transfer_queue.control.partition import Partition
+from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
+from transfer_queue.control.partition import Partition, Queueing
+from transfer_queue.control.ready import ReadyGroups, ReadyRows
 from transfer_queue.control.subscription import CONSUMED, PROMISED, Subscription
 from transfer_queue.errors import DataLostError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.sampler import BaseSampler, Draw, PlannedSampler
 
 __all__ = ["Drawer", "Outcome", "PartitionView"]
+
+FAULTS = (Exception, SystemExit, GeneratorExit)
+"""What a user's code may raise and must not reach anybody but the caller of the moment; not a Ctrl-C."""
 
 
 class PartitionView:
@@ -57,7 +63,8 @@ class Drawer:
         self.name = type(sampler).__name__
         overridden = type(sampler).sample is not PlannedSampler.sample
         self.planned = sampler if isinstance(sampler, PlannedSampler) and not overridden else None
-        self.group = self.planned.group if self.planned else 1
+        self.queueing = Queueing(self.planned.group, self.planned.order) if self.planned else Queueing()
+        self.reads_tags = self.planned is None or self.planned.reads_tags
 
     def plan(self, command: Fetch) -> Draw | None:
         """What the fetch will take; None if a user's sampler decides."""
@@ -65,18 +72,18 @@ class Drawer:
             return None
         try:
             draw = self.planned.plan(command.batch_size, command.params)
-        except Exception as error:  # boundary: subclasses are a user's code
-            raise SamplerError(f"{self.name}: {error}") from error
-        if draw.rows < 1 or draw.rows % self.group:
-            raise SamplerError(f"{self.name} plans to take {draw.rows} rows; it takes groups of {self.group}")
+        except FAULTS as error:  # boundary: subclasses are a user's code
+            raise SamplerError(f"{self.name}: {_text(error)}") from error
+        if draw.rows < 1 or draw.rows % self.queueing.group:
+            raise SamplerError(f"{self.name} plans to take {draw.rows} rows; it takes groups of {self.queueing.group}")
         return draw
 
     def forget(self, partition: str) -> None:
         """The partition is about to be cleared, or consumption reset."""
         try:
             self.sampler.clear_cache(partition)
-        except Exception as error:  # boundary to a user's code
-            raise SamplerError(f"{self.name}.clear_cache raised {type(error).__name__}: {error}") from error
+        except FAULTS as error:  # boundary to a user's code
+            raise SamplerError(f"{self.name}.clear_cache raised {type(error).__name__}: {_text(error)}") from error
 
     def draw(
         self, partition: Partition, subscription: Subscription, command: Fetch, draw: Draw | None, may_take: bool
@@ -88,26 +95,86 @@ class Drawer:
             known = subscription.task.batches.get((draw.rank, draw.batch))
             if known is not None:
                 return self._repeat(partition, subscription, command, draw, known)
-        if not may_take or subscription.ready.available < draw.rows:
+        if not may_take or subscription.ready.available < draw.needs:
             return _TOO_FEW
-        rows = subscription.ready.take(draw.rows)
+        taken = self._take(partition, subscription, draw)
+        if taken is None:
+            return _TOO_FEW
+        rows, shares = taken
         if draw.batch is not None:
-            rows = self._deal(partition, subscription, draw, rows)
-        partition.consume(subscription.task, rows, CONSUMED, subscription)
+            rows = self._deal(partition, subscription, draw, rows, shares)
+        if draw.seed is None:
+            partition.consume(subscription.task, rows, CONSUMED, subscription)
         return make_batch(partition, rows, subscription.selection, locate=command.locate)
 
-    def _deal(self, partition: Partition, subscription: Subscription, draw: Draw, rows: Rows) -> Rows:
+    def _take(
+        self, partition: Partition, subscription: Subscription, draw: Draw
+    ) -> tuple[Rows, list[list[int]] | None] | None:
+        """Rows that left the ready queue, and what each rank gets of them if that is settled; None if there are too
+        few."""
+        ready = subscription.ready
+        if isinstance(ready, OrderedQueue) and ready.unusable:
+            position = min(ready.unusable)
+            index = partition.indexes.index(position + partition.base)
+            names = " and ".join(repr(name) for name in self.queueing.order or ())
+            raise SamplerError(
+                f"{self.name}: tags {names} of row {index} must be finite numbers, a weight not below 0; got "
+                f"{partition.tags.get(position + partition.base, {})!r:.200}; correct the tag or clear the row"
+            )
+        if isinstance(ready, ReadyWeights):
+            picked = ready.pick(draw.rows, draw.seed or 0)
+            return None if picked is None else (picked, None)
+        if isinstance(ready, ReadyPriorities):
+            if draw.oldest is not None and row_count(stale := ready.stale(draw.oldest)):
+                partition.consume(subscription.task, stale, CONSUMED, subscription)
+            oldest = -math.inf if draw.oldest is None else draw.oldest
+            return None if ready.count_since(oldest) < draw.rows else (ready.take(draw.rows, oldest), None)
+        assert isinstance(ready, ReadyRows | ReadyGroups)
+        if draw.tokens is not None:
+            return self._fit(partition, ready, draw)
+        return ready.take(draw.rows), None
+
+    def _fit(
+        self, partition: Partition, ready: ReadyRows | ReadyGroups, draw: Draw
+    ) -> tuple[Rows, list[list[int]]] | None:
+        """As `_take`, within a budget of tokens."""
+        assert self.planned is not None
+        positions = ready.peek(draw.rows)
+        try:
+            fitted = self.planned.fit(_lengths(partition, positions), draw)
+        except FAULTS as error:  # boundary: tags and subclasses are a user's
+            raise SamplerError(f"{self.name}: {_text(error)}") from error
+        if fitted is None:
+            return None
+        shares = [[int(positions[number]) for number in share] for share in fitted]
+        rows = compact(np.sort(np.array([row for share in shares for row in share], np.int64)))
+        ready.discard(rows)
+        return rows, shares
+
+    def shortfall(self, partition: Partition, subscription: Subscription, command: Fetch) -> str:
+        """What else is missing than rows."""
+        draw = self.plan(command) if self.planned is not None and self.queueing.order is None else None
+        ready = subscription.ready
+        if draw is None or draw.tokens is None or not isinstance(ready, ReadyRows | ReadyGroups):
+            return ""
+        tokens = sum(_lengths(partition, ready.peek(draw.rows)))
+        return f"they hold {tokens:g} of {draw.tokens * draw.ranks:g} tokens (flush takes them as they are)"
+
+    def _deal(
+        self, partition: Partition, subscription: Subscription, draw: Draw, rows: Rows, shares: list[list[int]] | None
+    ) -> Rows:
         """Divide drawn rows among ranks; returns the share of the asking one."""
         task = subscription.task
         assert draw.batch is not None
         if draw.ranks == 1:
             partition.assign(task, draw.rank, draw.batch, rows)
             return rows
-        try:
-            shares = self._shares(partition, draw, as_positions(rows).tolist())
-        except SamplerError:
-            subscription.ready.add(rows)
-            raise
+        if shares is None:
+            try:
+                shares = self._shares(partition, draw, as_positions(rows).tolist())
+            except SamplerError:
+                subscription.ready.add(rows)
+                raise
         own: Rows = slice(0, 0)
         for rank, share in enumerate(shares):
             dealt = compact(np.array(share, np.int64))
@@ -120,12 +187,10 @@ class Drawer:
 
     def _shares(self, partition: Partition, draw: Draw, positions: list[int]) -> list[list[int]]:
         assert self.planned is not None
-        tags = partition.tags_at(np.array(positions, np.int64))
         try:
-            lengths = [float(tag.get("total_lengths", 1)) for tag in tags] if tags else [1.0] * len(positions)
-            shares = self.planned.share(positions, draw.ranks, lengths)
-        except Exception as error:  # boundary: tags and subclasses are a user's
-            raise SamplerError(f"{self.name} could not deal {len(positions)} rows: {error}") from error
+            shares = self.planned.share(positions, draw.ranks, _lengths(partition, np.array(positions, np.int64)))
+        except FAULTS as error:  # boundary: tags and subclasses are a user's
+            raise SamplerError(f"{self.name} could not deal {len(positions)} rows: {_text(error)}") from error
         if len(shares) != draw.ranks or sorted(row for share in shares for row in share) != positions:
             raise SamplerError(f"{self.name} must deal each row to one of {draw.ranks} ranks")
         return shares
@@ -149,7 +214,7 @@ class Drawer:
                     "write them again or ask for the next batch_index"
                 )
             return _LACKS_FIELDS
-        if bool((subscription.task.taken.array[rows] != CONSUMED).any()):
+        if draw.seed is None and bool((subscription.task.taken.array[rows] != CONSUMED).any()):
             partition.consume(subscription.task, rows, CONSUMED, subscription)
         return make_batch(partition, rows, subscription.selection, locate=command.locate)
 
@@ -163,9 +228,13 @@ class Drawer:
                 return _TOO_FEW
             ready = partition.indexes.indexes(compact(subscription.ready.members()), partition.base).tolist()
             answer = self.sampler(ready, command.batch_size, **{**params, "partition": PartitionView(partition)})
-        except Exception as error:  # boundary to a user's code
-            raise SamplerError(f"{self.name} raised {type(error).__name__}: {error}") from error
-        sampled, consumed = self._check(answer)
+            sampled, consumed = self._check(answer)
+        except SamplerError:
+            raise
+        except FAULTS as error:  # boundary to a user's code
+            raise SamplerError(f"{self.name} raised {type(error).__name__}: {_text(error)}") from error
+        if len(sampled) > command.batch_size:
+            raise SamplerError(f"{self.name} returned {len(sampled)} rows for a batch of {command.batch_size}")
         rows, taken = partition.find(sampled), partition.find(consumed)
         members = np.isin(rows, subscription.ready.members())
         if bool((rows < 0).any()) or not (cached or bool(members.all())):
@@ -195,3 +264,18 @@ class Drawer:
                 raise SamplerError(f"{self.name} returned {name} with numbers that are no indexes: {rows!r:.200}")
             found.append(np.array(rows, np.int64))
         return found[0], found[1]
+
+
+def _lengths(partition: Partition, positions: Ints) -> list[float]:
+    """The tag ``total_lengths`` of each row, 1 where absent. Raises what a tag that is no number raises."""
+    if not partition.tags:
+        return [1.0] * len(positions)
+    get, nothing = partition.tags.get, dict[str, Any]()
+    return [float(get(ordinal, nothing).get("total_lengths", 1)) for ordinal in (positions + partition.base).tolist()]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except FAULTS:  # boundary: a user's exception may fail even at this
+        return "(its text cannot be shown)"

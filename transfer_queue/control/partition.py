@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,8 +14,9 @@ from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.effects import EffectLog
 from transfer_queue.control.families import Family, FieldTable, Layout
 from transfer_queue.control.indexes import IndexMap, IndexSpace, decode_indexes
+from transfer_queue.control.ordered import make_ordered_queue
 from transfer_queue.control.plain import copy_plain, copy_tag
-from transfer_queue.control.ready import make_ready_queue
+from transfer_queue.control.ready import ReadyQueue, make_ready_queue
 from transfer_queue.control.records import (
     BatchAssigned,
     CellsWritten,
@@ -27,12 +28,20 @@ from transfer_queue.control.records import (
 )
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.control.subscription import CONSUMED, FREE, PROMISED, Subscription, Task
+from transfer_queue.sampler import ByPriority, ByWeight
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "Queueing"]
 
 _MAX_SUBSCRIPTIONS = 256
 _MAX_CACHED = 1024
 _TRIM_FROM = 1024
+
+
+class Queueing(NamedTuple):
+    """How rows leave: in whole groups of ``group`` consecutive ones, lowest first, or one by one in ``order``."""
+
+    group: int = 1
+    order: ByPriority | ByWeight | None = None
 
 
 class Partition:
@@ -42,12 +51,12 @@ class Partition:
     The methods below "changes" are the only ones that change state. They take checked arguments and cannot fail.
     """
 
-    def __init__(self, name: str, space: IndexSpace, blocks: BlockTable, log: EffectLog, group: int) -> None:
+    def __init__(self, name: str, space: IndexSpace, blocks: BlockTable, log: EffectLog, queueing: Queueing) -> None:
         self.name = name
         self.indexes = IndexMap(space)
         self.blocks = blocks
         self.log = log
-        self.group = group
+        self.queueing = queueing
         self.base = 0
         self.rows = 0  # that exist
         self.nbytes = 0
@@ -177,8 +186,7 @@ class Partition:
             idle = [s for s in self.subscriptions.values() if not s.waiting]
             if idle:
                 self._drop_subscription(min(idle, key=lambda s: s.last_use))
-        ready = make_ready_queue(self.table.capacity, self.group, self.base % self.group)
-        subscription = Subscription(task, names, self.fields.select(names), ready)
+        subscription = Subscription(task, names, self.fields.select(names), self._ready_queue())
         self.subscriptions[task.name, names] = subscription
         task.subscriptions.append(subscription)
         self._fill(subscription)
@@ -193,9 +201,16 @@ class Partition:
 
     def _fill(self, subscription: Subscription) -> None:
         """Make the ready queue anew from the state of the rows."""
-        subscription.ready = make_ready_queue(self.table.capacity, self.group, self.base % self.group)
+        subscription.ready = self._ready_queue()
         if not subscription.selection.unknown:
             subscription.ready.add(compact(np.flatnonzero(self.ready_mask(subscription))))
+
+    def _ready_queue(self) -> ReadyQueue:
+        """A queue of the kind that the sampler draws from."""
+        group, order = self.queueing
+        if order is not None:
+            return make_ordered_queue(order, self.table.capacity, self.tags, self.base)
+        return make_ready_queue(self.table.capacity, group, self.base % group)
 
     def ready_mask(self, subscription: Subscription) -> NDArray[np.bool_]:
         used = self.table.used
@@ -204,9 +219,9 @@ class Partition:
             mask &= family.slot.array[:used] > 0
         return mask
 
-    def regroup(self, group: int) -> None:
-        """Another sampler draws rows in groups of this size from now on."""
-        self.group = group
+    def requeue(self, queueing: Queueing) -> None:
+        """Another sampler draws rows from now on."""
+        self.queueing = queueing
         for subscription in self.subscriptions.values():
             self._fill(subscription)
 
@@ -290,6 +305,9 @@ class Partition:
             if tag:
                 old = self.tags.get(ordinal)
                 self.tags[ordinal] = copy_tag(tag) if old is None else {**old, **copy_tag(tag)}
+        if self.queueing.order is not None:
+            for subscription in self.subscriptions.values():
+                subscription.ready.retag(rows)
         if self.log.journaling:
             self.log.record(TagsMerged(self.name, to_runs(rows, self.base), copy_plain(tags)))
 

@@ -24,12 +24,13 @@ class ReadyQueue(Protocol):
 
     def add(self, rows: Rows) -> Rows | None: ...
     def discard(self, rows: Rows) -> Rows | None: ...
-    def take(self, count: int) -> Rows: ...
     def members(self) -> Ints: ...
     def resize(self, capacity: int) -> None: ...
+    def retag(self, rows: Rows) -> None:
+        """Tags of ``rows``, members or not, changed; without effect on queues that go by position."""
 
 
-def make_ready_queue(capacity: int, group: int, offset: int) -> ReadyQueue:
+def make_ready_queue(capacity: int, group: int, offset: int) -> ReadyRows | ReadyGroups:
     return ReadyRows(capacity) if group == 1 else ReadyGroups(capacity, group, offset)
 
 
@@ -118,6 +119,12 @@ class ReadyRows:
         self.count -= count
         return slice(start, stop)
 
+    def peek(self, count: int) -> Ints:
+        """The ``count`` lowest members, or all if there are fewer."""
+        return self._lowest(min(count, self.count))
+
+    def retag(self, rows: Rows) -> None: ...
+
     def members(self) -> Ints:
         return np.flatnonzero(self.view)
 
@@ -143,7 +150,7 @@ class ReadyRows:
             else:
                 self._chunks[chunk : chunk + _WINDOW] = bytes(len(self._chunks[chunk : chunk + _WINDOW]))
             chunk += _WINDOW
-        return np.concatenate(found)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 class ReadyGroups:
@@ -210,6 +217,14 @@ class ReadyGroups:
             rows = (first[:, None] + np.arange(self._group)).ravel()
         self._rows.discard(rows)
         return rows
+
+    def peek(self, count: int) -> Ints:
+        """The rows of the lowest complete groups, up to ``count``."""
+        first = self._complete.peek(count // self._group) * self._group - self._offset
+        rows: Ints = (first[:, None] + np.arange(self._group)).ravel()
+        return rows
+
+    def retag(self, rows: Rows) -> None: ...
 
     def members(self) -> Ints:
         return self._rows.members()

@@ -24,6 +24,7 @@ __all__ = [
     "RowsCleared",
     "RowsConsumed",
     "RowsCreated",
+    "StateAdopted",
     "TagsMerged",
     "UnitJoined",
     "UnitLost",
@@ -107,6 +108,12 @@ class UnitJoined(Record, frozen=True, tag=True):
     lost: list[int]
 
 
+class StateAdopted(Record, frozen=True, tag=True):
+    """The queue had no partitions and took over this state, of a checkpoint."""
+
+    state: dict[str, Any]
+
+
 AnyRecord: TypeAlias = (
     PartitionCreated
     | PartitionCleared
@@ -119,5 +126,6 @@ AnyRecord: TypeAlias = (
     | RowsCleared
     | UnitLost
     | UnitJoined
+    | StateAdopted
 )
 """What a decoder of journal files takes: ``msgspec.msgpack.Decoder(AnyRecord)``."""

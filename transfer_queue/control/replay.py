@@ -17,6 +17,7 @@ from transfer_queue.control.records import (
     RowsCleared,
     RowsConsumed,
     RowsCreated,
+    StateAdopted,
     TagsMerged,
     UnitJoined,
     UnitLost,
@@ -86,6 +87,12 @@ def _unit_joined(core: ControlCore, record: UnitJoined) -> None:
     core.units.join(record.unit, record.restored, record.lost)
 
 
+def _state_adopted(core: ControlCore, record: StateAdopted) -> None:
+    from transfer_queue.control.checkpoint import load
+
+    load(core, record.state)
+
+
 def _rows(core: ControlCore, record: Any) -> tuple[Partition, Any]:
     partition = core.partitions[record.partition]
     return partition, from_runs(record.rows, partition.base)
@@ -103,4 +110,5 @@ _STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
     RowsCleared: _rows_cleared,
     UnitLost: _unit_lost,
     UnitJoined: _unit_joined,
+    StateAdopted: _state_adopted,
 }

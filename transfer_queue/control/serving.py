@@ -109,7 +109,7 @@ class Serving:
         if self.drawer.planned is None or subscription.lacking or subscription.deals_seen != subscription.task.deals:
             return True
         first = next(iter(subscription.waiting.values())).draw
-        return first is None or first.rows <= subscription.ready.available
+        return first is None or first.needs <= subscription.ready.available
 
     def _serve_all(self, partition: Partition, subscriptions: list[Subscription]) -> None:
         waiters: list[tuple[int, Waiter, Subscription]] = []
@@ -175,8 +175,10 @@ class Serving:
         subscription = partition.subscribe(command.task, tuple(command.fields))
         rows = partition.all_rows()
         causes = [f"{subscription.ready.available} are ready"]
-        if self.drawer.group > 1:
-            causes[0] += f" in complete groups of {self.drawer.group}"
+        if self.drawer.queueing.group > 1:
+            causes[0] += f" in complete groups of {self.drawer.queueing.group}"
+        if note := self.drawer.shortfall(partition, subscription, command):
+            causes.append(note)
         taken = int((subscription.task.taken.array[rows] != 0).sum())
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")

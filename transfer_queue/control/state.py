@@ -78,7 +78,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
 
 
 def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
-    partition = Partition(state["name"], core.space, core.blocks, core.log, core.serving.drawer.group)
+    partition = Partition(state["name"], core.space, core.blocks, core.log, core.serving.drawer.queueing)
     used = state["used"]
     partition.table.extend(used)
 

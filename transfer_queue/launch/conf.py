@@ -61,7 +61,9 @@ def _sampler(given: object) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"controller.sampler: {kind.__qualname__} must be defined at the top of an importable module")
     arguments = {}
     if not isinstance(given, type):
-        for name in inspect.signature(kind).parameters:
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
             if not hasattr(given, name):
                 raise ConfigError(f"controller.sampler: {kind.__name__} must keep its argument {name} as an attribute")
             arguments[name] = getattr(given, name)

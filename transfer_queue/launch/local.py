@@ -17,6 +17,7 @@ from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.launch.plan import HOST, LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+from transfer_queue.runtime.sampler import load_sampler
 
 if TYPE_CHECKING:
     from transfer_queue.config.resource import Master
@@ -45,8 +46,10 @@ class LocalStack:
         self._units: list[ServerProcess] = []
 
     def start(self, progress: Progress = lambda what, after: None) -> LocalStack:
-        """Return when every process serves. Raises StartError with one line; then nothing is left running."""
+        """Return when every process serves. Raises StartError with one line; then nothing is left running. A sampler
+        that cannot be made is a ConfigError before anything is started."""
         began = time.monotonic()
+        load_sampler(self.plan.controller.sampler)
         self.directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             undo.callback(self.stop)

@@ -68,6 +68,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # where samplers come from
                 start_new_session=True,
             )
 

@@ -18,6 +18,7 @@ from transfer_queue.control.commands import Command, Commit, Reply
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.effects import Answer, FreeBlocks, Parked
 from transfer_queue.errors import RequestError, TransferQueueError
+from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.metrics import controller_registry
@@ -27,9 +28,12 @@ from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, UnitSession
 from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
 from transfer_queue.wire.messages import (
+    Adopt,
     Announce,
     Cancel,
+    Capture,
     ControllerRequest,
+    EndCapture,
     Envelope,
     Hello,
     Join,
@@ -56,6 +60,7 @@ class Controller(Server):
         self.run = secrets.token_hex(8)
         self.clients = ClientSessions(self.run)
         self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
+        self.checkpoints = Checkpoints(core, self.units)
         self._loop = loop
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_at: float | None = None
@@ -97,7 +102,11 @@ class Controller(Server):
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
         try:
-            reply = self._serve(connection, request, body, floor)
+            if isinstance(body, Capture | EndCapture | Adopt):
+                self.checkpoints.serve(connection, request, body, payload)
+                reply = None
+            else:
+                reply = self._serve(connection, request, body, floor)
         except TransferQueueError as error:
             connection.fail(request, error)
         except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
@@ -151,7 +160,14 @@ class Controller(Server):
         else:
             connection.abort(f"unexpected notice {type(body).__name__}")
 
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        if isinstance(body, Adopt):
+            self.checkpoints.check_size(nbytes)
+            return None
+        return super().receive_buffer(connection, body, nbytes)
+
     def gone(self, connection: Connection) -> None:
+        self.checkpoints.gone(connection)
         session = connection.context
         now = self._loop.time()
         if isinstance(session, ClientSession) and session.connection is connection:

@@ -1,8 +1,9 @@
-"""Making the controller's sampler from its settings."""
+"""Making the controller's sampler from its settings: in the controller, and before that where they are given."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 
 from transfer_queue.config.processes import SamplerChoice
 from transfer_queue.errors import ConfigError
@@ -12,12 +13,13 @@ __all__ = ["load_sampler"]
 
 
 def load_sampler(choice: SamplerChoice) -> BaseSampler:
-    """A built-in sampler by class name, or one by ``package.module:Class``. Raises ConfigError."""
+    """A built-in sampler by class name, or one by ``package.module:Class``. Raises ConfigError, also for what a user's
+    module or constructor raises."""
     module_name, _, class_name = choice.name.rpartition(":")
     try:
         module = importlib.import_module(module_name or "transfer_queue.sampler")
-    except ImportError as error:
-        raise ConfigError(f"sampler.name: cannot import {module_name!r}: {error}") from None
+    except Exception as error:  # boundary: it may be a user's module
+        raise ConfigError(f"sampler.name: cannot import {module_name!r}: {_describe(error)}") from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, BaseSampler)):
         raise ConfigError(
@@ -26,8 +28,15 @@ def load_sampler(choice: SamplerChoice) -> BaseSampler:
         )
     try:
         return found(**choice.args)
-    except TypeError as error:
-        raise ConfigError(f"sampler.args: {error}") from None
+    except Exception as error:  # boundary: it may be a user's class
+        raise ConfigError(
+            f"sampler.args: {found.__name__}({', '.join(f'{name}={value!r}' for name, value in choice.args.items())}): "
+            f"{_describe(error)}; it takes {found.__name__}{inspect.signature(found)}"
+        ) from error
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _built_in() -> list[str]:
@@ -35,5 +44,5 @@ def _built_in() -> list[str]:
     return sorted(
         name
         for name, value in vars(samplers).items()
-        if isinstance(value, type) and issubclass(value, BaseSampler) and value is not BaseSampler
+        if isinstance(value, type) and issubclass(value, BaseSampler) and not inspect.isabstract(value)
     )

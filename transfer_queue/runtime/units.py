@@ -9,6 +9,7 @@ import numpy as np
 
 from transfer_queue.control.core import ControlCore
 from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.pins import Pins
 from transfer_queue.runtime.sessions import ClientSessions, UnitSession
 from transfer_queue.wire.messages import FreeBlocks, Join, Joined, UnitInfo, UnitReport
 
@@ -32,6 +33,7 @@ class UnitRegistry:
         self._clients = clients
         self._run = run
         self._changed = changed
+        self.pins = Pins()
         self._units: dict[int, UnitSession] = {}
         self._lost: dict[str, UnitSession] = {}  # by incarnation; may come back with their blocks
         self._next_unit = 0
@@ -71,7 +73,7 @@ class UnitRegistry:
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"
-        unknown = self.fence(session.info.unit, inventory)
+        unknown = self.pins.spare(session.info.unit, self.fence(session.info.unit, inventory))
         self._changed()
         return Joined(session.info.unit, self._run, pack_blocks(unknown))
 
@@ -86,6 +88,7 @@ class UnitRegistry:
 
     def free(self, unit: int, blocks: list[int]) -> None:
         """Tell a unit to drop blocks. A disconnected unit hears of them when it comes back with its inventory."""
+        blocks = self.pins.spare(unit, blocks)
         session = self._units.get(unit)
         if session is not None and session.connection is not None and blocks:
             session.connection.send(FreeBlocks(pack_blocks(blocks)))

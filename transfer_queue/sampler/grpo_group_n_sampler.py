@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.errors import InvalidInputError
-from transfer_queue.sampler.planned import Draw, PlannedSampler, rank_and_batch
+from transfer_queue.sampler.planned import Draw, PlannedSampler, check_positive, rank_and_batch
 
 __all__ = ["GRPOGroupNSampler"]
 
@@ -20,9 +20,7 @@ class GRPOGroupNSampler(PlannedSampler):
 
     def __init__(self, n_samples_per_prompt: int = 1) -> None:
         super().__init__()
-        if n_samples_per_prompt < 1:
-            raise InvalidInputError(f"n_samples_per_prompt must be positive; got {n_samples_per_prompt}")
-        self.n_samples_per_prompt = n_samples_per_prompt
+        self.n_samples_per_prompt = check_positive("n_samples_per_prompt", n_samples_per_prompt)
         self.group = n_samples_per_prompt
 
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,17 +10,45 @@ from typing import Any, NamedTuple
 from transfer_queue.errors import InvalidInputError
 from transfer_queue.sampler.base import BaseSampler
 
-__all__ = ["Draw", "PlannedSampler", "rank_and_batch"]
+__all__ = ["ByPriority", "ByWeight", "Draw", "PlannedSampler", "check_positive", "rank_and_batch", "tag_number"]
+
+
+class ByPriority(NamedTuple):
+    """Rows leave by falling tag ``priority`` (absent: 0), the lowest index first among equals; the tag ``version``
+    (absent: 0) says which of them are too old, see `Draw.oldest`."""
+
+    priority: str
+    version: str
+
+
+class ByWeight(NamedTuple):
+    """Rows are drawn with replacement, with a probability in proportion to the tag ``weight`` (absent: 1)."""
+
+    weight: str
 
 
 class Draw(NamedTuple):
-    """Take the ``rows`` lowest ready rows (in whole groups, see `PlannedSampler.group`) and deal them to ``ranks``
-    ranks. With ``batch`` set, ``rank`` gets the same rows each time it asks for that batch."""
+    """Take the next ``rows`` ready rows (in whole groups, see `PlannedSampler.group`) and deal them to ``ranks`` ranks.
+    With ``batch`` set, ``rank`` gets the same rows each time it asks for that batch."""
 
     rows: int
     ranks: int = 1
     rank: int = 0
     batch: int | str | None = None
+    least: int = 0
+    """Ready rows below which there is nothing to try; 0: ``rows``."""
+    tokens: float | None = None
+    """Most tokens a rank; ``rows`` is then the most, not the exact number: see `PlannedSampler.fit`."""
+    flush: bool = False
+    """With ``tokens``: take what there is, though more would fit."""
+    oldest: float | None = None
+    """With `ByPriority`: rows of a lower version are given up (consumed, but handed to nobody)."""
+    seed: int | None = None
+    """With `ByWeight`: of the random numbers. Nothing is consumed."""
+
+    @property
+    def needs(self) -> int:
+        return self.least or self.rows
 
 
 class PlannedSampler(BaseSampler):
@@ -27,6 +56,10 @@ class PlannedSampler(BaseSampler):
 
     group: int = 1
     """Rows leave in whole groups of this many consecutive ones."""
+    order: ByPriority | ByWeight | None = None
+    """In which order rows leave; None: lowest index first. Not together with groups."""
+    reads_tags: bool = False
+    """Whether a changed tag can make a fetch possible that was not before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +75,16 @@ class PlannedSampler(BaseSampler):
         size = len(rows) // ranks
         return [rows[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
+    def fit(self, lengths: Sequence[float], draw: Draw) -> list[list[int]] | None:
+        """For draws with ``tokens``: the positions in ``lengths`` (of the next ready rows, at most ``draw.rows``) that
+        each rank gets, None if more rows should be waited for."""
+        raise NotImplementedError(f"{type(self).__name__} plans draws by tokens but does not say what fits")
+
+    def choose(self, ready: list[int], draw: Draw, partition: Any) -> tuple[list[int], list[int]]:
+        """(rows taken, rows spent) of a draw from ``ready``, ascending; nothing taken if they do not suffice."""
+        rows = self._lowest(ready, draw.rows)
+        return rows, rows
+
     def sample(
         self, ready_indexes: list[int], batch_size: int, *args: Any, **kwargs: Any
     ) -> tuple[list[int], list[int]]:
@@ -55,19 +98,24 @@ class PlannedSampler(BaseSampler):
         promised = self._promised.setdefault(name, set())
         if draw.batch is not None and (known := batches.get(draw.rank, {}).get(draw.batch)) is not None:
             promised.difference_update(known)
-            return list(known), list(known)
-        rows = self._lowest([index for index in sorted(ready_indexes) if index not in promised], draw.rows)
+            return list(known), [] if draw.seed is not None else list(known)
+        partition = kwargs.get("partition")
+        free = [index for index in sorted(ready_indexes) if index not in promised]
+        rows, spent = self.choose(free, draw, partition)
         if not rows or draw.batch is None:
-            return rows, list(rows)
+            return rows, list(spent)
         if draw.ranks == 1:
             shares = {draw.rank: rows}
+        elif draw.tokens is not None:
+            shares = dict(enumerate(self._fitted(free, draw, partition)))
         else:
-            shares = dict(enumerate(self.share(rows, draw.ranks, total_lengths(rows, kwargs.get("partition")))))
+            shares = dict(enumerate(self.share(rows, draw.ranks, total_lengths(rows, partition))))
         for rank, share in shares.items():
             batches.setdefault(rank, {})[draw.batch] = share
             if rank != draw.rank:
                 promised.update(share)
-        return list(shares[draw.rank]), list(shares[draw.rank])
+        own = list(shares[draw.rank])
+        return own, (list(spent) if draw.ranks == 1 else list(own))
 
     def clear_cache(self, partition_id: str) -> None:
         super().clear_cache(partition_id)
@@ -82,7 +130,9 @@ class PlannedSampler(BaseSampler):
         super().load_checkpoint(state)
         self._promised = {(partition, task): set(rows) for partition, task, rows in state.get("promised", [])}
 
-    def _lowest(self, ready: list[int], count: int) -> list[int]:
+    def _lowest(self, ready: list[int], wanted: int | None) -> list[int]:
+        """The lowest ``wanted`` rows in whole groups, none if there are fewer; None: all there are."""
+        count = len(ready) if wanted is None else wanted
         if self.group == 1:
             return ready[:count] if len(ready) >= count else []
         chosen: list[int] = []
@@ -93,7 +143,31 @@ class PlannedSampler(BaseSampler):
                 first += group
             else:
                 first += 1
-        return chosen if len(chosen) == count else []
+        return chosen if wanted is None or len(chosen) == count else []
+
+    def _fitted(self, ready: list[int], draw: Draw, partition: Any) -> list[list[int]]:
+        next_rows = self._lowest(ready, None)[: draw.rows]
+        shares = self.fit(total_lengths(next_rows, partition), draw) if next_rows else None
+        return [[next_rows[position] for position in share] for share in shares or []]
+
+
+def check_positive(name: str, value: object) -> int:
+    """``value`` if it is an int above 0. Raises InvalidInputError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInputError(f"{name} must be positive, a whole number; got {value!r}")
+    return value
+
+
+def tag_number(tag: Mapping[str, Any], name: str, default: float) -> float | None:
+    """A tag's entry as a number; None if it is there and no finite number."""
+    value = tag.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def total_lengths(rows: list[int], partition: Any) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidInputError
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
-from transfer_queue.sampler.planned import Draw, rank_and_batch
+from transfer_queue.sampler.planned import Draw, check_positive, rank_and_batch
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 
@@ -22,9 +22,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1) -> None:
         super().__init__(n_samples_per_prompt)
-        if dp_size < 1:
-            raise InvalidInputError(f"dp_size must be positive; got {dp_size}")
-        self.dp_size = dp_size
+        self.dp_size = check_positive("dp_size", dp_size)
 
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
         rank, batch = rank_and_batch(

@@ -18,11 +18,15 @@ __all__ = [
     "ENCODER",
     "PROTOCOL",
     "Abort",
+    "Adopt",
     "Alloc",
     "Announce",
     "Cancel",
+    "Capture",
+    "Captured",
     "ControllerReply",
     "ControllerRequest",
+    "EndCapture",
     "Envelope",
     "Extent",
     "Extents",
@@ -188,6 +192,25 @@ class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
     request: int
 
 
+class Capture(Message, frozen=True, tag=True, omit_defaults=True):
+    """Give me the whole state, and keep its blocks readable until EndCapture or the end of this connection.
+
+    Answer: Captured with the state as payload, msgpack of ``control.checkpoint.capture``.
+    """
+
+
+class Captured(Message, frozen=True, tag=True, omit_defaults=True):
+    """See Capture."""
+
+
+class EndCapture(Message, frozen=True, tag=True, omit_defaults=True):
+    """The blocks of the capture have been read. Answer: Done."""
+
+
+class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
+    """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done."""
+
+
 class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
     """Notice to clients: the storage units are now these."""
 
@@ -342,7 +365,9 @@ _Command = (
 )
 _Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
-ControllerRequest = Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
-ControllerReply = Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
+ControllerRequest = (
+    Capture | EndCapture | Adopt | Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
+)
+ControllerReply = Captured | Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
 UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
 UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done

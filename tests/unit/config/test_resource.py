@@ -133,7 +133,8 @@ REFUSALS = [
     (
         f"{{{SIMPLE}, controller: {{sampler: {{name: Grpo}}}}}}",
         'spec.controller.sampler.name: Unsupported value: "Grpo": supported values: "SequentialSampler", '
-        '"GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler"',
+        '"GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler", "TokenBudgetSampler", '
+        '"PrioritySampler", "ReplaySampler"',
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,13 @@ class Scripted(BaseSampler):
 
     def clear_cache(self, partition_id: str) -> None:
         self.cleared.append(partition_id)
+
+
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
 
 
 def last(ready: list[int], size: int) -> tuple[list[int], list[int]]:
@@ -108,6 +116,10 @@ def test_waiters_that_a_sampler_refuses_do_not_hold_up_others() -> None:
         (lambda ready, size: ([-1], []), "no indexes"),
         (lambda ready, size: ([1 << 70], []), "no indexes"),
         (lambda ready, size: (ready[:1], [7]), "not in the ready list"),
+        (lambda ready, size: (ready, ready), "returned 3 rows for a batch of 2"),
+        (lambda ready, size: sys.exit(3), "raised SystemExit"),
+        (lambda ready, size: (_ for _ in ()).throw(Unspeakable()), "raised Unspeakable"),
+        (lambda ready, size: ([Unspeakable()], []), "raised RuntimeError"),
     ],
 )
 def test_faulty_sampler_is_an_error_to_its_caller_and_changes_nothing(answer: Any, message: str) -> None:

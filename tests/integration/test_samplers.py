@@ -1,0 +1,133 @@
+"""Samplers in a controller: a user's own, the ones that go by tags, and what is said of wrong ones and where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.queue_command import QueueCommand
+from tests.integration.stack import Stack, running_stack
+from tests.integration.user_samplers import Failing, NewestFirst, Unruly
+from transfer_queue.errors import ConfigError, SamplerError
+
+SIMPLE = {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "16Mi"}}
+
+
+def column(count: int) -> TensorDict:
+    return TensorDict({"x": torch.arange(count)}, [count])
+
+
+def values(meta: tq.BatchMeta) -> list[int]:
+    found: list[int] = tq.get_client().get_data(meta)["x"].tolist()
+    return found
+
+
+def take(partition: str, size: int, timeout: float = 5.0, **params: Any) -> tq.BatchMeta:
+    return tq.get_client().get_meta(["x"], size, partition, task_name="t", sampling_config=params, timeout=timeout)
+
+
+@pytest.fixture
+def local() -> Iterator[None]:
+    yield
+    tq.close()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"), [(NewestFirst, [5, 4]), (NewestFirst(reverse=True), [0, 1])], ids=["class", "instance"]
+)
+def test_init_takes_a_users_sampler(local: None, sampler: Any, expected: list[int]) -> None:
+    tq.init({"controller": {"sampler": sampler}, "backend": SIMPLE})
+    tq.get_client().put(column(6), partition_id="p")
+    assert values(take("p", 2, keep=True)) == expected
+    assert values(take("p", 2)) == expected
+    assert values(take("p", 2)) != expected
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ("NoSuchSampler", "Could not find sampler"),
+        ("no_such_module:Mine", "cannot import 'no_such_module'"),
+        (Failing, "cannot open nowhere"),
+        ("TokenBudgetSampler", "token_budget"),
+        (tq.BaseSampler, "abstract"),
+        (7, "controller.sampler"),
+    ],
+)
+def test_init_refuses_a_wrong_sampler_before_it_starts_anything(sampler: Any, message: str) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises((ConfigError, TypeError), match=message):
+        tq.init({"controller": {"sampler": sampler}, "backend": SIMPLE})
+    assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_tq_up_refuses_wrong_sampler_arguments_before_it_starts_anything(tmp_path: Path) -> None:
+    queue = QueueCommand(tmp_path, {"simple": {}})
+    for args in ({"token_budget": -1}, {}, {"budget": 3}):
+        queue.resource["spec"]["controller"]["sampler"] = {"name": "TokenBudgetSampler", "args": args}
+        queue.write()
+        done = queue.up(sys.executable, "-c", "print('ran')")
+        assert done.returncode != 0
+        assert "sampler.args: TokenBudgetSampler(" in done.stderr, done.stderr
+        assert "token_budget" in done.stderr
+        assert "ran" not in done.stdout
+        assert "controller at" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def unruly() -> Iterator[Stack]:
+    with running_stack(units=1, sampler={"name": f"{Unruly.__module__}:Unruly"}) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", "Unruly raised LookupError: no such thing"),
+        ("exit", "Unruly raised SystemExit"),
+        ("unknown", "not in the ready list"),
+        ("many", "4 rows for a batch of 2"),
+        ("twice", "repeated rows"),
+        ("words", "list of int"),
+        ("one", r"must return \(sampled, consumed\)"),
+    ],
+)
+def test_faulty_answers_reach_their_caller_and_nobody_else(
+    unruly: Stack, local: None, partition: str, what: str, message: str
+) -> None:
+    tq.init({"controller": {"addresses": [unruly.address]}})
+    other = tq.TransferQueueClient("other", unruly.address)
+    try:
+        tq.get_client().put(column(4), partition_id=partition)
+        with pytest.raises(SamplerError, match=message):
+            take(partition, 2, what=what)
+        assert len(other.get_meta(["x"], 4, partition, task_name="t")) == 4
+    finally:
+        other.close()
+
+
+def test_samplers_by_tags_serve_clients(local: None) -> None:
+    tq.init({"controller": {"sampler": tq.TokenBudgetSampler(100)}, "backend": SIMPLE})
+    tags = [{"total_lengths": 40}, {"total_lengths": 50}, {"total_lengths": 30}]
+    tq.kv_batch_put(["a", "b", "c"], "p", column(3), tags)
+    assert values(take("p", 8)) == [0, 1]
+    with pytest.raises(TimeoutError, match="hold 30 of 100 tokens"):
+        take("p", 8, timeout=0.1)
+    assert values(take("p", 8, flush=True)) == [2]
+
+
+def test_replay_returns_rows_again_and_again(local: None) -> None:
+    tq.init({"controller": {"sampler": tq.ReplaySampler(min_rows=3)}, "backend": SIMPLE})
+    tq.kv_batch_put(["a", "b", "c"], "p", column(3), [{"weight": 0}, {"weight": 2}, {}])
+    drawn = values(take("p", 32))
+    assert len(drawn) == 32
+    assert set(drawn) == {1, 2}
+    assert set(values(take("p", 32))) == {1, 2}

@@ -1,0 +1,117 @@
+"""Loading a checkpoint into a queue without rows, of any number of storage units and any backend."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.checkpoint.files import BlockPlace, Manifest, blocks_path, locked, read_file, read_manifest
+from transfer_queue.checkpoint.relocate import relocate
+from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.operation import Operation
+from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.control.commands import BlockRef
+from transfer_queue.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptBlockError,
+    CorruptCheckpointError,
+    QueueNotEmptyError,
+    TransferQueueError,
+)
+from transfer_queue.storage.base import UnitInfo
+from transfer_queue.wire.messages import Adopt
+
+__all__ = ["load_checkpoint"]
+
+_WAIT_S = 10.0
+"""For space in storage."""
+Stored = list[list[tuple[BlockRef, UnitInfo]]]
+
+
+def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Bring back what ``save_checkpoint`` wrote, all or nothing.
+
+    The queue must have no partitions; its number of storage units, their capacity and the backend may differ from what
+    was saved. Fetches that wait already are served.
+
+    Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
+    CapacityError.
+    """
+    directory = Path(checkpoint_dir)
+    client = client_of_this_process()
+    if not directory.is_dir():
+        raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}")
+    try:
+        with locked(directory, shared=True):
+            _load(client, directory, read_manifest(directory))
+    except OSError as error:
+        if isinstance(error, TransferQueueError):
+            raise
+        raise CheckpointError(f"cannot load from {directory}: {error.strerror or error}") from error
+
+
+def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> None:
+    names = client.run(client.rows.partition_list())
+    if names:
+        raise QueueNotEmptyError(
+            f"the queue is not empty: it has {len(names)} partitions ({', '.join(map(repr, names[:5]))}); load the "
+            "checkpoint into a new queue, or clear them first"
+        )
+    captured: dict[str, Any] = _decoded(directory, manifest, "controller.msgpack", dict)
+    places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
+    stored: Stored = []
+    try:
+        for window in _windows(places):
+            blocks = _read_blocks(directory, manifest, window)
+            store = client.engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
+            stored += client.run(Operation(store, lambda refs: refs))
+        refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
+        try:
+            captured["state"] = relocate(captured["state"], refs)
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
+        content = msgspec.msgpack.encode(captured)
+        client.run(Operation(client.engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
+    except BaseException:
+        client.run(Operation(client.engine.discard_blocks(stored), lambda done: None))
+        raise
+
+
+def _decoded(directory: Path, manifest: Manifest, name: str, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(read_file(directory, manifest, name), type=kind, strict=False)
+    except msgspec.DecodeError as error:
+        raise CorruptCheckpointError(f"{directory / manifest.data / name} is damaged: {error}") from None
+
+
+def _windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
+    windows: list[list[BlockPlace]] = []
+    size = 0
+    for place in places:
+        if not windows or len(windows[-1]) >= WINDOW_BLOCKS or size + place.nbytes > WINDOW_BYTES:
+            windows.append([])
+            size = 0
+        windows[-1].append(place)
+        size += place.nbytes
+    return windows
+
+
+def _read_blocks(directory: Path, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
+    blocks = []
+    for place in places:
+        path = blocks_path(directory, manifest, place.file)
+        data = np.fromfile(path, np.uint8, place.nbytes, offset=place.offset)
+        if zlib.crc32(data.data) != place.crc32:
+            raise CorruptCheckpointError(f"{path} is damaged: the block at {place.offset} has another checksum")
+        try:
+            blocks.append(BlockView(data).select(None, None))
+        except CorruptBlockError as error:
+            raise CorruptCheckpointError(f"{path} is damaged: the block at {place.offset}: {error}") from error
+    return blocks

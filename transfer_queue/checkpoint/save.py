@@ -1,0 +1,151 @@
+"""Writing a checkpoint while producers and consumers go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.checkpoint.files import BlockPlace, Writer, locked
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.lifecycle import current_client
+from transfer_queue.client.operation import Operation
+from transfer_queue.errors import (
+    CheckpointError,
+    ConnectionLostError,
+    DataLostError,
+    InvalidTypeError,
+    NotInitializedError,
+    TransferQueueError,
+)
+from transfer_queue.storage.base import Fetched
+from transfer_queue.wire.messages import Capture, EndCapture
+
+__all__ = ["client_of_this_process", "save_checkpoint"]
+
+REQUEST_S = 120.0
+_RETRY_FOR_S = 20.0
+WINDOW_BYTES = 64 << 20
+"""Blocks that are moved at a time."""
+WINDOW_BLOCKS = 256
+
+
+def save_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], *, include_storage: bool = True, metadata: dict[str, Any] | None = None
+) -> None:
+    """Write the whole queue as it is at one moment: data, keys in their order, tags, consumption, the sampler's state.
+
+    Others go on meanwhile; what they put, clear or overwrite after that moment is not in the checkpoint, and storage
+    that they clear is freed when the save ends. ``checkpoint_dir`` is made if need be; a checkpoint that is there is
+    replaced atomically, and stays valid if the save fails or is killed. ``metadata``: JSON of your own.
+    ``include_storage=False``: no data, if the backend is not ``simple``; the rows are then loaded as lost.
+
+    Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written, DataLostError or
+    ConnectionLostError if a storage unit goes away.
+    """
+    directory = Path(checkpoint_dir)
+    metadata = _check_metadata(metadata)
+    client = client_of_this_process()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory, shared=False):
+            writer = Writer(directory)
+            try:
+                _save(client, writer, include_storage, metadata)
+            except BaseException:
+                writer.abandon()
+                raise
+    except OSError as error:
+        if isinstance(error, TransferQueueError):
+            raise
+        raise CheckpointError(f"cannot save to {directory}: {error.strerror or error}") from error
+
+
+def client_of_this_process() -> TransferQueueClient:
+    try:
+        return current_client()
+    except NotInitializedError as error:
+        raise NotInitializedError(f"TransferQueue is not initialized in this process: {error}") from None
+
+
+def _check_metadata(metadata: object) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise InvalidTypeError(f"metadata must be a dict, not {type(metadata).__name__}")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidTypeError(f"metadata must be plain JSON: {error}") from None
+    return plain
+
+
+def _save(client: TransferQueueClient, writer: Writer, include_storage: bool, metadata: dict[str, Any]) -> None:
+    engine = client.engine
+    content = client.run(Operation(engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload))
+    try:
+        captured = msgspec.msgpack.decode(content)
+        with_data = include_storage or engine.backend_kind == "simple"
+        places = _copy_blocks(client, writer, captured["state"]) if with_data else []
+    finally:
+        _end_capture(client)
+    writer.add_file("controller.msgpack", bytes(content))
+    writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
+    partitions = captured["state"]["partitions"]
+    writer.commit(
+        storage_saved=with_data,
+        user_metadata=metadata,
+        rows=sum(partition["rows"] for partition in partitions),
+        partitions=len(partitions),
+    )
+
+
+def _end_capture(client: TransferQueueClient) -> None:
+    try:
+        client.run(Operation(client.engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
+    except ConnectionLostError:
+        return  # it ended with the connection
+
+
+def _copy_blocks(client: TransferQueueClient, writer: Writer, state: dict[str, Any]) -> list[BlockPlace]:
+    """All blocks whose storage unit is there, into files."""
+    table = state["blocks"]
+    unit, block, nbytes, cells = (
+        np.frombuffer(table[name], dtype)
+        for name, dtype in (("unit", np.int32), ("block", np.uint64), ("nbytes", np.int64), ("cells", np.uint32))
+    )
+    slots = np.flatnonzero((cells > 0) & ~np.isin(unit, state["lost_units"]))
+    places: list[BlockPlace] = []
+    first = 0
+    while first < len(slots):
+        stop = first + 1
+        size = int(nbytes[slots[first]])
+        while stop < len(slots) and stop - first < WINDOW_BLOCKS and size + int(nbytes[slots[stop]]) <= WINDOW_BYTES:
+            size += int(nbytes[slots[stop]])
+            stop += 1
+        window = slots[first:stop]
+        fetched = _read(client, [(int(unit[slot]), int(block[slot]), int(nbytes[slot])) for slot in window])
+        try:
+            for slot, found in zip(window.tolist(), fetched.blocks, strict=True):
+                places.append(writer.add_block(slot, found.view.select(None, None).segments()))
+        finally:
+            fetched.release()
+        first = stop
+    return places
+
+
+def _read(client: TransferQueueClient, blocks: list[tuple[int, int, int]]) -> Fetched:
+    """A storage unit whose connection broke may come back."""
+    deadline = time.monotonic() + _RETRY_FOR_S
+    while True:
+        try:
+            return client.run(Operation(client.engine.read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
+        except (ConnectionLostError, DataLostError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

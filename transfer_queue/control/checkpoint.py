@@ -1,0 +1,97 @@
+"""The state of a queue as it goes into a checkpoint, and from one into a queue without rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.control import state
+from transfer_queue.control.draws import FAULTS
+from transfer_queue.control.records import StateAdopted
+from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyError, RequestError, SamplerError
+
+if TYPE_CHECKING:
+    from transfer_queue.control.core import ControlCore
+
+__all__ = ["NO_UNIT", "adopt", "capture", "check_empty", "load"]
+
+NO_UNIT = -1
+"""In an adopted state: the storage unit of blocks whose bytes are lost."""
+_EXTENT_BITS = 20
+_SHARD_BITS = 48
+
+
+def capture(core: ControlCore) -> dict[str, Any]:
+    """The whole state at this moment, as plain data. Raises SamplerError if a user's sampler cannot save its own."""
+    sampler = core.sampler
+    try:
+        kept = sampler.save_checkpoint()
+    except FAULTS as error:  # boundary to a user's code
+        raise SamplerError(f"{type(sampler).__name__}.save_checkpoint raised {type(error).__name__}") from error
+    return {"state": core.snapshot(), "sampler": [type(sampler).__name__, kept]}
+
+
+def adopt(core: ControlCore, captured: dict[str, Any]) -> None:
+    """Take over a captured state whose blocks have been stored anew. Rows keep their indexes in a new queue; in one
+    that had rows before they move up behind those. A sampler of another class than the saved one starts afresh.
+
+    Raises QueueNotEmptyError, CapacityError, DataLostError, SamplerError, RequestError for a damaged state; then
+    nothing changed.
+    """
+    check_empty(core)
+    moved = _moved(core, captured)
+    scratch = type(core)(shard=core.space.shard)
+    try:
+        state.load(scratch, moved)
+        scratch.validate_state()
+    except (KeyError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
+        raise RequestError(f"the state is damaged: {type(error).__name__}: {error}") from error
+    if core.sample_capacity is not None and scratch.rows > core.sample_capacity:
+        raise CapacityError(
+            f"the checkpoint has {scratch.rows} rows, the sample capacity of this queue is {core.sample_capacity}"
+        )
+    lost = sorted((core.units.lost - {NO_UNIT}) & set(scratch.blocks.unit.array[scratch.blocks.live_slots()].tolist()))
+    if lost:
+        raise DataLostError(f"storage unit {lost[0]} was lost while the checkpoint was loaded; load it again")
+    name, kept = captured.get("sampler", ["", {}])
+    if name == type(core.sampler).__name__:
+        try:
+            core.sampler.load_checkpoint(kept)
+        except FAULTS as error:  # boundary to a user's code
+            raise SamplerError(f"{name}.load_checkpoint raised {type(error).__name__}") from error
+    load(core, moved)
+    if core.log.journaling:
+        core.log.record(StateAdopted(moved))
+    for partition in core.partitions.values():
+        core.serving.adopt(partition)
+        core.serving.serve(partition, partition.subscriptions.values())
+
+
+def check_empty(core: ControlCore) -> None:
+    """Raises QueueNotEmptyError."""
+    if core.partitions:
+        names = ", ".join(repr(name)[:80] for name in list(core.partitions)[:5])
+        raise QueueNotEmptyError(
+            f"the queue is not empty: it has {len(core.partitions)} partitions ({names}); load the checkpoint into a "
+            "new queue, or clear them first"
+        )
+
+
+def load(core: ControlCore, moved: dict[str, Any]) -> None:
+    """Not for hosts: a part of adopting, and of its replay."""
+    core.space.used = 0
+    state.load(core, moved)
+
+
+def _moved(core: ControlCore, captured: dict[str, Any]) -> dict[str, Any]:
+    """The state with extents that this core has not given out."""
+    try:
+        found = captured["state"]
+        shift = (core.space.used << _EXTENT_BITS) + (core.space.shard << _SHARD_BITS)
+        partitions = [
+            {**partition, "extents": [(start & ((1 << _SHARD_BITS) - 1)) + shift for start in partition["extents"]]}
+            for partition in found["partitions"]
+        ]
+        extents = found["extents"] + core.space.used
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"the state is damaged: {type(error).__name__}: {error}") from error
+    return {**found, "shard": core.space.shard, "extents": extents, "partitions": partitions}

@@ -1,0 +1,82 @@
+"""The controller's part in checkpoints: hands out its state, and keeps the blocks of it readable meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty
+from transfer_queue.control.commands import Done
+from transfer_queue.control.core import ControlCore
+from transfer_queue.errors import RequestError, StorageKeyNotFoundError
+from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.sessions import ClientSession
+from transfer_queue.runtime.units import UnitRegistry
+from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture
+
+__all__ = ["Checkpoints"]
+
+_MAX_STATE_BYTES = 1 << 33
+"""Some hundred million rows."""
+
+
+class Checkpoints:
+    """A capture belongs to the connection that asked for it and ends with it."""
+
+    def __init__(self, core: ControlCore, units: UnitRegistry) -> None:
+        self._core = core
+        self._units = units
+
+    def serve(
+        self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
+    ) -> None:
+        session = connection.context
+        if not isinstance(session, ClientSession):
+            raise RequestError(f"{type(body).__name__} is a request of clients")
+        if isinstance(body, Capture):
+            self.gone(connection)
+            content = ENCODER.encode(capture(self._core))
+            self._units.pins.hold(connection, self._blocks())
+            connection.reply(request, Captured(), [content])
+        elif isinstance(body, EndCapture):
+            self.gone(connection)
+            connection.reply(request, Done())
+        else:
+            self._adopt(session, payload)
+            connection.reply(request, Done())
+
+    def check_size(self, nbytes: int) -> None:
+        """Before the state of a checkpoint is received. Raises RequestError, QueueNotEmptyError."""
+        check_empty(self._core)
+        if nbytes > _MAX_STATE_BYTES:
+            raise RequestError(f"a state of {nbytes} bytes is larger than {_MAX_STATE_BYTES} and is refused")
+
+    def gone(self, connection: Connection) -> None:
+        """End the capture of a connection, if it has one."""
+        for unit, blocks in self._units.pins.release(connection).items():
+            self._units.free(unit, blocks)
+
+    def _blocks(self) -> Iterable[tuple[int, int]]:
+        table = self._core.blocks
+        slots = table.live_slots()
+        return zip(table.unit.array[slots].tolist(), table.block.array[slots].tolist(), strict=True)
+
+    def _adopt(self, session: ClientSession, payload: memoryview | None) -> None:
+        try:
+            content: dict[str, Any] = msgspec.msgpack.decode(payload or b"", type=dict)
+            blocks = content["state"]["blocks"]
+            units = np.frombuffer(blocks["unit"], np.int32)[1:]
+            numbers = np.frombuffer(blocks["block"], np.uint64)[1:][units != NO_UNIT].tolist()
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise RequestError(f"the state is damaged: {type(error).__name__}: {error}") from error
+        for number in numbers:
+            if number >> 32 != session.writer:
+                raise RequestError(f"block {number:#x} was not written by this client session")
+            if number in session.fenced:
+                raise StorageKeyNotFoundError(f"block {number:#x} was freed before it was adopted; load again")
+        adopt(self._core, content)
+        for number in numbers:
+            session.announced.pop(number, None)
