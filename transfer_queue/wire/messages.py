@@ -33,6 +33,7 @@ __all__ = [
     "Join",
     "Joined",
     "Kind",
+    "Look",
     "Message",
     "Open",
     "Put",
@@ -180,6 +181,10 @@ class Announce(Message, frozen=True, tag=True, omit_defaults=True):
 
     unit: int
     block: int
+
+
+class Look(Message, frozen=True, tag=True, omit_defaults=True):
+    """The dataflow as people want to see it. Answer: Value(dict), see ``runtime.picture``."""
 
 
 class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
@@ -342,7 +347,7 @@ _Command = (
 )
 _Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
-ControllerRequest = Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
+ControllerRequest = Hello | Announce | Look | Cancel | Join | UnitReport | ReportOrphans | _Command
 ControllerReply = Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
 UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
 UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done
