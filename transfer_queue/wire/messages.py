@@ -130,7 +130,7 @@ class UnitStats(msgspec.Struct, frozen=True):
 # --------------------------------------------------------------------------------------------------------- handshake
 
 
-class Hello(Message, frozen=True, tag=True, omit_defaults=True):
+class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol must be said, not assumed
     """First message of a connection. ``writer``/``run``: of an earlier Welcome, to resume after a broken connection."""
 
     role: Literal["client", "unit"]
@@ -141,7 +141,7 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=True):
     token: str = ""
 
 
-class Welcome(Message, frozen=True, tag=True, omit_defaults=True):
+class Welcome(Message, frozen=True, tag=True, omit_defaults=False):  # protocol must be said, not assumed
     """The answer to Hello. A controller fills all of it, a storage unit ``server``, timing and ``attributes``."""
 
     server: Literal["controller", "unit"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -11,13 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
 from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.cli.link import Link
+from transfer_queue.cli.top import draw_picture
+from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.web import CONTENT_POLICY, read_pages
 
+TOP_PICTURE = ROOT / "docs" / "pictures" / "top.svg"
 PICTURE = ROOT / "docs" / "pictures" / "page.png"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome", "chromium-browser")
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -111,6 +119,24 @@ def test_names_of_users_are_shown_and_never_run(busy: Stack, tmp_path: Path) -> 
     page = browse(busy, tmp_path, "--dump-dom")
     assert HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in page
     assert "<img" not in page
+
+
+def test_a_picture_of_tq_top_is_kept_in_the_docs(busy: Stack) -> None:
+    with Link(AttachConfig(controller=ControllerAddresses(addresses=[busy.address]))) as link:
+        picture = link.look()
+    console = Console(record=True, width=112, file=io.StringIO(), highlight=False)
+    console.print("$ tq top --once\n")
+    for part in draw_picture(picture, None):
+        console.print(part)
+    # No font from elsewhere: the page must work offline.
+    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    image = console.export_svg(title="tq top", code_format=form, unique_id="tq-top")
+    for text in ("train_step_7", "trainer", "missing"):
+        assert text in image
+    assert "url(http" not in image
+    if os.environ.get("TQ_KEEP_PICTURES"):  # make pictures
+        TOP_PICTURE.write_text(image)
+    assert "train_step_7" in TOP_PICTURE.read_text()
 
 
 def test_every_answer_forbids_scripts_from_elsewhere(busy: Stack) -> None:
