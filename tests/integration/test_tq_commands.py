@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,61 @@ def test_top_once_tells_who_waits_and_what_lacks(command: Command, rows: str) ->
     tq.kv_batch_put(keys=["b"], partition_id=rows, fields=TensorDict({"reward": torch.tensor([1.0])}, [1]))
     waiting.join(60)
     assert not waiting.is_alive()
+
+
+def test_trace_shows_a_step_across_producers_and_consumers(
+    command: Command, queue: Stack, partition: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "step.json"
+    client = tq.get_client()
+    with command.start("trace", str(file), "--seconds", "100", "--partition", partition) as process:
+        assert process.stderr is not None
+        assert "recording" in process.stderr.readline()
+        trainer = threading.Thread(
+            target=lambda: client.get_meta(["reward"], 2, partition, task_name="trainer", timeout=100), daemon=True
+        )
+        trainer.start()
+        wait_until(lambda: queue.controller.metric("tq_controller_waiting") >= 1, "the trainer waits")
+        put = TensorDict({"reward": torch.ones(2)}, [2])
+        tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=put)
+        trainer.join(60)
+        assert not trainer.is_alive()
+        tq.kv_put(key="x", partition_id=f"{partition}-other", tag={"n": 1})
+        tq.kv_clear(["a", "b"], partition)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    slices = {event["cat"]: event for event in events if event["ph"] == "X"}
+    assert {name: event["name"] for name, event in slices.items()} == {
+        "put": "put reward",
+        "fetch": "trainer: reward",
+        "clear": "clear rows",
+    }
+    assert slices["fetch"]["args"] == {"partition": partition, "rows": 2}
+    start, end = (event for event in events if event.get("cat") == "rows")
+    assert (start["ph"], start["tid"], start["ts"]) == ("s", slices["put"]["tid"], slices["put"]["ts"])
+    assert (end["ph"], end["tid"], end["id"]) == ("f", slices["fetch"]["tid"], start["id"])
+    assert slices["put"]["ts"] <= end["ts"] <= slices["fetch"]["ts"] + slices["fetch"]["dur"]
+    names = [event["args"]["name"] for event in events if event.get("name") == "thread_name"]
+    assert all(name.startswith("TransferQueueClient_") for name in names)
+
+
+def test_only_one_trace_is_recorded_at_a_time_and_it_ends_with_who_began_it(command: Command, tmp_path: Path) -> None:
+    first = command.start("trace", str(tmp_path / "a.json"), "--seconds", "100")
+    with first:
+        assert first.stderr is not None
+        assert "recording" in first.stderr.readline()
+        _, error = command("trace", str(tmp_path / "b.json"), "--seconds", "0", code=1)
+        assert "somebody else is tracing" in error
+        first.kill()
+        first.wait(60)
+    wait_until(lambda: free_to_trace(command, tmp_path), "the trace of a dead process has ended")
+
+
+def free_to_trace(command: Command, folder: Path) -> bool:
+    with command.start("trace", str(folder / "c.json"), "--seconds", "0") as process:
+        process.communicate(timeout=100)
+    return process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -112,5 +112,15 @@ def version() -> None:
             ) from None
 
 
-for command in (diagnosis.top, data.ls, data.get, data.put, data.clear, data.tail, diagnosis.doctor, diagnosis.plan):
+for command in (
+    diagnosis.top,
+    data.ls,
+    data.get,
+    data.put,
+    data.clear,
+    data.tail,
+    diagnosis.trace,
+    diagnosis.doctor,
+    diagnosis.plan,
+):
     app.command()(command)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Optional
 
 import typer
 
-from transfer_queue.cli.faults import faults
+from transfer_queue.cli.faults import console, faults
 from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue
 from transfer_queue.cli.output import Output, OutputOption, show
+from transfer_queue.errors import ConfigError, ConnectionLostError
+from transfer_queue.launch.supervise import Interrupted
 
-__all__ = ["doctor", "plan", "top"]
+__all__ = ["doctor", "plan", "top", "trace"]
 
 
 def top(
@@ -52,6 +55,45 @@ def doctor(
         findings = examine(Subject(file, root, shared_memory, queue, controller))
         show([finding._asdict() for finding in findings], output, lambda: draw_findings(findings))
     raise typer.Exit(int(any(finding.state == "fail" for finding in findings)))
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(help="Where to write the trace, JSON.", show_default=False)],
+    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0, help="How long; Ctrl-C ends it earlier.")] = 10.0,
+    partition: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--partition", "-p", help="Only this one, for example that of one training step."),
+    ] = None,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+) -> None:
+    """Record who puts and fetches what when, as a timeline for ui.perfetto.dev or chrome://tracing."""
+    with faults():
+        import json
+
+        from transfer_queue.cli.trace import chrome_trace
+        from transfer_queue.runtime.tracing import MOST_EVENTS
+        from transfer_queue.wire.messages import Trace
+
+        config = find_queue(queue, controller)
+        if not file.parent.is_dir():
+            raise ConfigError(f"{file}: there is no folder {file.parent}")
+        with Link(config) as link:
+            link.request(Trace(MOST_EVENTS))
+            console.print(f"recording for {seconds:g} s; Ctrl-C ends it")
+            try:
+                for _ in range(max(1, round(seconds))):
+                    sleep(seconds / max(1, round(seconds)))
+                    link.look()  # a connection that says nothing is taken for dead
+            except Interrupted:
+                pass
+            except ConnectionLostError as error:
+                raise ConnectionLostError(f"the record is lost: {error}") from None
+            record = link.request(Trace()).value
+        found = chrome_trace(record, partition)
+        file.write_text(json.dumps(found))
+        slices = sum(event["ph"] == "X" for event in found["traceEvents"])
+        console.print(f"{slices} puts, fetches and clears in {file}; open it in ui.perfetto.dev", soft_wrap=True)
 
 
 def plan(

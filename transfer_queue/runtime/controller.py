@@ -10,7 +10,7 @@ import logging
 import secrets
 import sys
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
+from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
 from transfer_queue.web import read_pages
 from transfer_queue.wire.messages import (
@@ -40,6 +41,7 @@ from transfer_queue.wire.messages import (
     Join,
     Look,
     ReportOrphans,
+    Trace,
     UnitReport,
     UnitsChanged,
     Welcome,
@@ -62,6 +64,7 @@ class Controller(Server):
         self.run = secrets.token_hex(8)
         self.counters = ControllerCounters()
         self.started = loop.time()
+        self.recorder: Recorder | None = None
         self.clients = ClientSessions(self.run)
         self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
         self._loop = loop
@@ -134,9 +137,22 @@ class Controller(Server):
             return self._apply(session, request, body, floor)
         if isinstance(body, Look) and isinstance(session, ClientSession):
             return Value(picture(self))
+        if isinstance(body, Trace) and isinstance(session, ClientSession):
+            return Value(self._trace(connection, body.most))
         if isinstance(body, Join) and not isinstance(session, ClientSession):
             return self.units.join(connection, body, self._loop.time())
         raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
+
+    def _trace(self, connection: Connection, most: int) -> list[Any]:
+        if most > 0:
+            if self.recorder is not None and self.recorder.owner is not connection:
+                raise RequestError("somebody else is tracing this queue; try again when that has ended")
+            self.recorder = Recorder(connection, most)
+            return []
+        if self.recorder is None or self.recorder.owner is not connection:
+            raise RequestError("this connection has not begun a trace")
+        recorder, self.recorder = self.recorder, None
+        return recorder.events()
 
     def _apply(self, session: ClientSession, request: int, command: Command, floor: int) -> Reply | None:
         session.settle(floor)
@@ -147,14 +163,17 @@ class Controller(Server):
                 return kept
         if isinstance(command, Commit):
             session.check_commit(command)
+        started = monotonic()  # the loop's clock stands still while it works
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
         if isinstance(command, Commit):
             session.committed(command)
             self.counters.bytes_put += sum(ref.nbytes for ref in command.blocks)
         if isinstance(result, Parked):
-            session.parked[request] = ParkedRequest(keep, self._loop.time())
+            session.parked[request] = ParkedRequest(keep, started, command)
             return None
         self.counters.answered(command, result)
+        if self.recorder is not None:
+            self.recorder.record(session.client_id, command, result, started, monotonic())
         if keep:
             session.keep_reply(request, result)
         return result
@@ -178,6 +197,8 @@ class Controller(Server):
     def gone(self, connection: Connection) -> None:
         session = connection.context
         now = self._loop.time()
+        if self.recorder is not None and self.recorder.owner is connection:
+            self.recorder = None
         if isinstance(session, ClientSession) and session.connection is connection:
             session.connection = None
             session.lost_at = now
@@ -208,7 +229,10 @@ class Controller(Server):
         parked = session.parked.pop(answer.request, None) if session is not None else None
         if session is None or session.connection is None or parked is None:
             return
-        self.counters.waited(answer.reply, self._loop.time() - parked.since)
+        now = monotonic()
+        self.counters.waited(answer.reply, now - parked.since)
+        if self.recorder is not None:
+            self.recorder.record(session.client_id, parked.command, answer.reply, parked.since, now)
         if answer.error is not None:
             session.connection.fail(answer.request, answer.error)
         elif answer.reply is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from transfer_queue.control.commands import Clear, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.control.commands import Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.wire.messages import Hello, UnitInfo
@@ -19,10 +19,11 @@ _KEPT_REPLIES = 1024
 
 
 class ParkedRequest(NamedTuple):
-    """``keep``: the reply is kept for a retry. ``since``: the host's clock, in seconds."""
+    """``keep``: the reply is kept for a retry. ``since``: when it came, by ``time.monotonic``."""
 
     keep: bool
     since: float
+    command: Command
 
 
 @dataclass(eq=False)

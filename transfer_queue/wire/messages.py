@@ -45,6 +45,7 @@ __all__ = [
     "Stats",
     "Stored",
     "SubBlocks",
+    "Trace",
     "UnitInfo",
     "UnitReply",
     "UnitReport",
@@ -185,6 +186,13 @@ class Announce(Message, frozen=True, tag=True, omit_defaults=True):
 
 class Look(Message, frozen=True, tag=True, omit_defaults=True):
     """The dataflow as people want to see it. Answer: Value(dict), see ``runtime.picture``."""
+
+
+class Trace(Message, frozen=True, tag=True, omit_defaults=True):
+    """``most`` > 0: keep a record of the newest so many events from now on, until this connection ends. 0: end it and
+    answer with it. Answer: Value(list), see ``runtime.tracing``."""
+
+    most: int = 0
 
 
 class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
@@ -347,7 +355,7 @@ _Command = (
 )
 _Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
-ControllerRequest = Hello | Announce | Look | Cancel | Join | UnitReport | ReportOrphans | _Command
+ControllerRequest = Hello | Announce | Look | Trace | Cancel | Join | UnitReport | ReportOrphans | _Command
 ControllerReply = Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
 UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
 UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done
