@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup e2e rdma-test bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,13 +37,24 @@ check: setup ## Lint, format, types, layers, generated files
 	mypy
 	lint-imports
 	$(PYTHON) -m tq_operator.api.generate --check
+	$(PYTHON) -m transfer_queue.runtime.metrics_page --check docs/metrics.md
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .
 	ruff check --fix .
 
-generate: setup ## Write the generated files: CRD, values schema
+generate: setup ## Write the generated files: CRD, values schema, list of metrics
 	$(PYTHON) -m tq_operator.api.generate
+	$(PYTHON) -m transfer_queue.runtime.metrics_page docs/metrics.md
+
+docs: setup ## Build the documentation into site/; any warning fails
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+release-dry-run: setup ## Build wheel, source archive and the chart's package into dist/ and check them
+	$(PYTHON) scripts/release
+
+pictures: setup ## Take the pictures of the docs anew, from real runs
+	TQ_KEEP_PICTURES=1 $(PYTHON) -m pytest tests/integration/observability $(PYTEST_ARGS)
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)

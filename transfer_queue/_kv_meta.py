@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transfer_queue._html import html_table
+
 __all__ = ["KVBatchMeta", "chunk_bounds", "same_value", "united_info"]
 
 
@@ -43,6 +45,12 @@ class KVBatchMeta:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        fields = ", ".join(self.fields or ()) or "no fields"
+        title = f"{len(self.keys)} keys of partition {self.partition_id} with {fields}"
+        return html_table(title, ["key", "tag"], zip(self.keys, self.tags, strict=True), len(self.keys))
 
     def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
         """The given keys, in the given order. Raises ValueError for repeats, RuntimeError for unknown keys."""

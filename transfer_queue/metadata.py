@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from transfer_queue._html import html_table
 from transfer_queue._kv_meta import KVBatchMeta, chunk_bounds, same_value, united_info
 from transfer_queue._sample_meta import FieldMeta, ProductionStatus, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, FamilyLocations
@@ -173,6 +174,16 @@ class BatchMeta:
         )
 
     # --------------------------------------------------------------------------------------------- extra_info and tags
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        fields = ", ".join(
+            f"{name} {entry.get('dtype')} {entry.get('shape')}" for name, entry in self.field_schema.items()
+        )
+        title = f"{self.size} rows, {int(self.production_status.sum())} ready: {fields or 'no fields'}"
+        rows = zip(self.global_indexes, self.partition_ids, self.production_status, self.custom_meta, strict=True)
+        cells = ((index, partition, "yes" if ready else "no", tag) for index, partition, ready, tag in rows)
+        return html_table(title, ["row", "partition", "ready", "tag"], cells, self.size)
 
     def get_extra_info(self, key: str, default: Any = None) -> Any:
         return self.extra_info.get(key, default)

@@ -1,22 +1,25 @@
-"""The commands: arguments in, exit code out. Expected faults are one line each, without a traceback."""
+"""The commands: arguments in, exit code out. Expected faults are one line each, without a traceback.
+
+What is slow to import is imported by the command that needs it, so that ``tq up`` starts at once.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
+import msgspec
 import typer
-from rich.console import Console
 
+from transfer_queue.cli import data, diagnosis
+from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
 from transfer_queue.config import resource
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import plan_local, with_backend
-from transfer_queue.launch.supervise import Interrupted, interruptible
 
 __all__ = ["app"]
 
@@ -24,10 +27,8 @@ app = typer.Typer(
     name="tq",
     help="TransferQueue: the data plane between rollout workers and trainers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 File = Annotated[Path, typer.Option("--file", "-f", help="YAML of a TransferQueue resource.")]
 # typer reads annotations at run time: Optional, as `X | None` needs a newer typer on Python 3.10
@@ -36,24 +37,6 @@ Command = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(help="A command to run with TQ_CONFIG_FILE set; the queue ends with it.", show_default=False),
 ]
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """The boundary at which expected faults become a line and an exit code: 2 for wrong settings, else 1."""
-    try:
-        interruptible()
-        yield
-    except TransferQueueError as error:
-        for line in str(error).splitlines():
-            console.print(f"[red]error:[/] {_plain(line)}")
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-    except Interrupted as signalled:
-        raise typer.Exit(signalled.exit_code) from None
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 @app.command()
@@ -65,7 +48,7 @@ def up(
     command: Command = None,
 ) -> None:
     """Run a queue on this machine: until Ctrl-C, in the background, or as long as COMMAND runs."""
-    with _faults():
+    with faults():
         wanted = resource.load(file)
         plan = plan_local(with_backend(wanted, backend) if backend else wanted)
         if detach and command:
@@ -80,7 +63,7 @@ def up(
 @app.command()
 def down(name: Annotated[Optional[str], typer.Argument(help="By default the only one that runs.")] = None) -> None:  # noqa: UP045
     """Take a queue of this machine down."""
-    with _faults():
+    with faults():
         running = read_running()
         if not running and name is None:
             console.print("no queue is running here")
@@ -101,9 +84,12 @@ def _pick(running: list[RunningQueue], name: str | None) -> RunningQueue:
 
 
 @app.command()
-def status() -> None:
+def status(output: OutputOption = Output.table) -> None:
     """Show the queues of this machine."""
     running = read_running()
+    if output is not Output.table:
+        show([msgspec.to_builtins(queue) for queue in running], output, list)
+        return
     if not running:
         console.print("no queue is running here")
         return
@@ -117,4 +103,24 @@ def status() -> None:
 @app.command()
 def version() -> None:
     """Show the version."""
-    typer.echo(importlib.metadata.version("TransferQueue"))
+    with faults():
+        try:
+            typer.echo(importlib.metadata.version("TransferQueue"))
+        except importlib.metadata.PackageNotFoundError:
+            raise TransferQueueError(
+                "TransferQueue runs from a folder without being installed: pip install ."
+            ) from None
+
+
+for command in (
+    diagnosis.top,
+    data.ls,
+    data.get,
+    data.put,
+    data.clear,
+    data.tail,
+    diagnosis.trace,
+    diagnosis.doctor,
+    diagnosis.plan,
+):
+    app.command()(command)

@@ -24,7 +24,15 @@ from transfer_queue.errors import (
     UnknownPartitionError,
 )
 
-__all__ = ["consumption_status", "count_rows", "keys_of", "lookup", "production_status", "tagged_keys"]
+__all__ = [
+    "consumption_status",
+    "count_rows",
+    "keys_of",
+    "lookup",
+    "production_status",
+    "subscriptions_of",
+    "tagged_keys",
+]
 
 
 def lookup(partition: Partition | None, command: Lookup) -> Batch:
@@ -187,3 +195,17 @@ def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
         },
         "waiting": waiting,
     }
+
+
+def subscriptions_of(partition: Partition) -> list[dict[str, Any]]:
+    """What each task may fetch now, by the fields that it asks for."""
+    return [
+        {
+            "task": item.task.name,
+            "fields": list(item.names),
+            "ready": item.ready.available,
+            "consumed": int(partition.consumed(item.task).sum()),
+            "waiting": len(item.waiting or ()),
+        }
+        for item in partition.subscriptions.values()
+    ]

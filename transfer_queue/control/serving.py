@@ -159,7 +159,7 @@ class Serving:
         if waiter.key not in known:
             known[waiter.key] = "0 are ready: the partition does not exist"
             if partition is not None:
-                known[waiter.key] = self._shortfall(command, partition)
+                known[waiter.key] = self.shortfall(command, partition)
         shortfall = known[waiter.key]
         line = self._room.lines(command.partition)[waiter.key] if waiter.key else {}
         ahead = next(iter(line.values()), waiter)
@@ -171,7 +171,8 @@ class Serving:
             f"{command.partition!r} with fields {list(command.fields)}; {shortfall}"
         )
 
-    def _shortfall(self, command: Fetch, partition: Partition) -> str:
+    def shortfall(self, command: Fetch, partition: Partition) -> str:
+        """Why a fetch cannot be answered yet, in words."""
         subscription = partition.subscribe(command.task, tuple(command.fields))
         rows = partition.all_rows()
         causes = [f"{subscription.ready.available} are ready"]

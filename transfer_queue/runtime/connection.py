@@ -194,6 +194,7 @@ class Connection(asyncio.BufferedProtocol):
     def finish(self) -> None:
         """Close after what was already answered has been sent."""
         if not self.closed:
+            self._pump()  # also what is held back while messages are read
             self._transport.close()
 
     def fileno(self) -> int:

@@ -9,24 +9,30 @@ import asyncio
 import logging
 import secrets
 import sys
+from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 import msgspec
 
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.control.commands import Command, Commit, Reply
+from transfer_queue.control.commands import Command, Commit, Reply, Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.effects import Answer, FreeBlocks, Parked
 from transfer_queue.errors import RequestError, TransferQueueError
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
-from transfer_queue.runtime.http import StatusServer
+from transfer_queue.runtime.counters import ControllerCounters
+from transfer_queue.runtime.http import Page, StatusServer
 from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
-from transfer_queue.runtime.sessions import ClientSession, ClientSessions, UnitSession
+from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
+from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
+from transfer_queue.web import read_pages
 from transfer_queue.wire.messages import (
     Adopt,
     Announce,
@@ -37,7 +43,9 @@ from transfer_queue.wire.messages import (
     Envelope,
     Hello,
     Join,
+    Look,
     ReportOrphans,
+    Trace,
     UnitReport,
     UnitsChanged,
     Welcome,
@@ -58,6 +66,9 @@ class Controller(Server):
         self.config = config
         self.core = core
         self.run = secrets.token_hex(8)
+        self.counters = ControllerCounters()
+        self.started = loop.time()
+        self.recorder: Recorder | None = None
         self.clients = ClientSessions(self.run)
         self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
         self.checkpoints = Checkpoints(core, self.units)
@@ -71,6 +82,14 @@ class Controller(Server):
         if self._deadline is not None:
             self._deadline.cancel()
         await super().close()
+
+    def now(self) -> float:
+        """The clock of everything that the core is told, in seconds."""
+        return self._loop.time()
+
+    @property
+    def clients_connected(self) -> int:
+        return sum(session.connection is not None for session in self.clients)
 
     def missing(self) -> str:
         """What readiness waits for; empty when ready."""
@@ -101,12 +120,15 @@ class Controller(Server):
         )
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        started = perf_counter()
+        failed = True
         try:
             if isinstance(body, Capture | EndCapture | Adopt):
                 self.checkpoints.serve(connection, request, body, payload)
                 reply = None
             else:
                 reply = self._serve(connection, request, body, floor)
+            failed = False
         except TransferQueueError as error:
             connection.fail(request, error)
         except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
@@ -115,15 +137,31 @@ class Controller(Server):
         else:
             if reply is not None:
                 connection.reply(request, reply)
+        self.counters.requests.count(type(body), perf_counter() - started, failed)
         self._flush()
 
     def _serve(self, connection: Connection, request: int, body: Any, floor: int) -> Any:
         session = connection.context
         if isinstance(body, Command) and isinstance(session, ClientSession):
             return self._apply(session, request, body, floor)
+        if isinstance(body, Look) and isinstance(session, ClientSession):
+            return Value(picture(self))
+        if isinstance(body, Trace) and isinstance(session, ClientSession):
+            return Value(self._trace(connection, body.most))
         if isinstance(body, Join) and not isinstance(session, ClientSession):
             return self.units.join(connection, body, self._loop.time())
         raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
+
+    def _trace(self, connection: Connection, most: int) -> list[Any]:
+        if most > 0:
+            if self.recorder is not None and self.recorder.owner is not connection:
+                raise RequestError("somebody else is tracing this queue; try again when that has ended")
+            self.recorder = Recorder(connection, most)
+            return []
+        if self.recorder is None or self.recorder.owner is not connection:
+            raise RequestError("this connection has not begun a trace")
+        recorder, self.recorder = self.recorder, None
+        return recorder.events()
 
     def _apply(self, session: ClientSession, request: int, command: Command, floor: int) -> Reply | None:
         session.settle(floor)
@@ -134,12 +172,17 @@ class Controller(Server):
                 return kept
         if isinstance(command, Commit):
             session.check_commit(command)
+        started = monotonic()  # the loop's clock stands still while it works
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
         if isinstance(command, Commit):
             session.committed(command)
+            self.counters.bytes_put += sum(ref.nbytes for ref in command.blocks)
         if isinstance(result, Parked):
-            session.parked[request] = keep
+            session.parked[request] = ParkedRequest(keep, started, command)
             return None
+        self.counters.answered(command, result)
+        if self.recorder is not None:
+            self.recorder.record(session.client_id, command, result, started, monotonic())
         if keep:
             session.keep_reply(request, result)
         return result
@@ -170,6 +213,8 @@ class Controller(Server):
         self.checkpoints.gone(connection)
         session = connection.context
         now = self._loop.time()
+        if self.recorder is not None and self.recorder.owner is connection:
+            self.recorder = None
         if isinstance(session, ClientSession) and session.connection is connection:
             session.connection = None
             session.lost_at = now
@@ -197,13 +242,17 @@ class Controller(Server):
 
     def _answer(self, answer: Answer) -> None:
         session = self.clients.get(answer.client)
-        keep = session.parked.pop(answer.request, None) if session is not None else None
-        if session is None or session.connection is None or keep is None:
+        parked = session.parked.pop(answer.request, None) if session is not None else None
+        if session is None or session.connection is None or parked is None:
             return
+        now = monotonic()
+        self.counters.waited(answer.reply, now - parked.since)
+        if self.recorder is not None:
+            self.recorder.record(session.client_id, parked.command, answer.reply, parked.since, now)
         if answer.error is not None:
             session.connection.fail(answer.request, answer.error)
         elif answer.reply is not None:
-            if keep:
+            if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
             session.connection.reply(answer.request, answer.reply)
 
@@ -241,7 +290,9 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         sample_capacity=config.sample_capacity,
     )
     controller = Controller(config, core, asyncio.get_running_loop())
-    status = StatusServer(controller_registry(controller), controller.missing)
+    pages: dict[str, Page] = {path: partial(_same, *content) for path, content in read_pages().items()}
+    pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
+    status = StatusServer(controller_registry(controller), controller.missing, pages)
     try:
         await controller.listen(config.host, config.port, config.advertise_host)
         if config.metrics_port is not None:
@@ -251,6 +302,10 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
     finally:
         status.close()
         await controller.close()
+
+
+def _same(content_type: str, content: bytes) -> tuple[str, bytes]:
+    return content_type, content
 
 
 def main() -> int:

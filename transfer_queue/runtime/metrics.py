@@ -1,71 +1,220 @@
-"""Prometheus metrics, collected when scraped: serving requests pays nothing for them."""
+"""Prometheus metrics, collected when scraped: serving requests pays for plain integers and nothing else.
+
+``CATALOG`` is the list of all of them; the page docs/metrics.md is made from it, and a server can only give what is in
+it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from transfer_queue.control.commands import Snapshot, Value
+from transfer_queue.control.queries import count_rows, subscriptions_of
+from transfer_queue.runtime.counters import RequestCounters
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
+    from transfer_queue.runtime.storage_unit import BlockServer
     from transfer_queue.wire.messages import UnitStats
 
-__all__ = ["controller_registry", "unit_registry"]
+__all__ = ["CATALOG", "MOST_PARTITIONS", "MetricInfo", "controller_registry", "unit_registry"]
+
+MOST_PARTITIONS = 50
+"""Partitions, the newest ones, that have series of their own; jobs make a partition a step."""
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """``name`` without the endings that counters (_total) and histograms (_bucket, _sum, _count) get."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    text: str
+    labels: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ("controller",)
+
+    def family(self) -> GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily:
+        if self.kind == "counter":
+            return CounterMetricFamily(self.name, self.text, labels=self.labels)
+        if self.kind == "histogram":
+            return HistogramMetricFamily(self.name, self.text, labels=self.labels)
+        return GaugeMetricFamily(self.name, self.text, labels=self.labels)
+
+
+_UNIT = ("storage unit",)
+_BOTH = ("controller", "storage unit")
+
+CATALOG: dict[str, MetricInfo] = {
+    info.name: info
+    for info in (
+        MetricInfo("tq_controller_info", "gauge", "1; the labels tell what runs", ("queue", "backend", "run")),
+        MetricInfo("tq_controller_rows", "gauge", "Rows that exist, over all partitions"),
+        MetricInfo("tq_controller_sample_capacity", "gauge", "Most rows that may exist; absent without a limit"),
+        MetricInfo("tq_controller_blocks", "gauge", "Blocks that rows refer to"),
+        MetricInfo("tq_controller_waiting", "gauge", "Requests that wait: fetches for rows, puts for sample capacity"),
+        MetricInfo("tq_controller_oldest_wait_seconds", "gauge", "How long the oldest waiting request has waited"),
+        MetricInfo("tq_controller_lost_rows", "gauge", "Rows that lost a field with a storage unit"),
+        MetricInfo("tq_controller_partitions", "gauge", "Partitions that exist"),
+        MetricInfo("tq_clients_connected", "gauge", "Clients with a connection"),
+        MetricInfo("tq_units_connected", "gauge", "Storage units with a connection"),
+        MetricInfo("tq_units_expected", "gauge", "Storage units that the queue should have"),
+        MetricInfo("tq_unit_capacity_bytes", "gauge", "Bytes that a storage unit can hold", ("unit",), _BOTH),
+        MetricInfo("tq_unit_used_bytes", "gauge", "Bytes that a storage unit holds", ("unit",), _BOTH),
+        MetricInfo("tq_unit_blocks", "gauge", "Blocks that a storage unit holds", ("unit",), _BOTH),
+        MetricInfo("tq_partition_rows", "gauge", "Rows of a partition", ("partition",)),
+        MetricInfo("tq_partition_bytes", "gauge", "Bytes of a partition's rows", ("partition",)),
+        MetricInfo("tq_field_ready_rows", "gauge", "Rows that have a field", ("partition", "field")),
+        MetricInfo("tq_task_consumed_rows", "gauge", "Rows that a task took", ("partition", "task")),
+        MetricInfo("tq_task_ready_rows", "gauge", "Rows that a task can take now", ("partition", "task", "fields")),
+        MetricInfo("tq_task_waiting", "gauge", "Fetches of a task that wait", ("partition", "task", "fields")),
+        MetricInfo("tq_rows_put", "counter", "Rows that were put; a row counts again with each put of further fields"),
+        MetricInfo("tq_bytes_put", "counter", "Bytes of the blocks that were committed"),
+        MetricInfo("tq_rows_fetched", "counter", "Rows that tasks took"),
+        MetricInfo("tq_controller_requests", "counter", "Requests answered, refused ones too", ("request",)),
+        MetricInfo("tq_controller_request_errors", "counter", "Requests refused", ("request",)),
+        MetricInfo("tq_controller_request_seconds", "histogram", "Time spent on a request", ("request",)),
+        MetricInfo("tq_controller_wait_seconds", "histogram", "How long requests waited that could not be answered"),
+        MetricInfo("tq_unit_registered", "gauge", "1 while the unit is registered with the controller", (), _UNIT),
+        MetricInfo("tq_unit_connections", "gauge", "Clients connected to the unit", (), _UNIT),
+        MetricInfo("tq_unit_requests", "counter", "Requests answered, refused ones too", ("request",), _UNIT),
+        MetricInfo("tq_unit_request_errors", "counter", "Requests refused", ("request",), _UNIT),
+        MetricInfo(
+            "tq_unit_request_seconds",
+            "histogram",
+            "Time until a request was answered, with the wait for space",
+            ("request",),
+            _UNIT,
+        ),
+        MetricInfo("tq_unit_stored_bytes", "counter", "Bytes of blocks that the unit took", (), _UNIT),
+        MetricInfo("tq_unit_received_bytes", "counter", "Bytes of blocks that came over the network", (), _UNIT),
+        MetricInfo("tq_unit_sent_bytes", "counter", "Bytes of blocks that went out over the network", (), _UNIT),
+    )
+}
 
 
 class _Scrape(Collector):
-    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        self._collect = collect
+    """Collects families by their names in the catalog."""
+
+    def __init__(self, fill: Callable[[_Scrape], None]) -> None:
+        self._fill = fill
+        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily] = {}
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        family = self._family(name)
+        assert not isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, value)
+
+    def add_requests(self, prefix: str, counters: RequestCounters) -> None:
+        times_of = self._family(f"{prefix}_request_seconds")
+        assert isinstance(times_of, HistogramMetricFamily)
+        for request, times, failed in counters:
+            self.add(f"{prefix}_requests", sum(times.counts), request)
+            self.add(f"{prefix}_request_errors", failed, request)
+            times_of.add_metric([request], times.buckets(), times.seconds)
+
+    def add_waits(self, buckets: list[tuple[str, float]], seconds: float) -> None:
+        family = self._family("tq_controller_wait_seconds")
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric([], buckets, seconds)
 
     def collect(self) -> Iterator[Metric]:
-        return self._collect()
+        self._families = {}
+        self._fill(self)
+        yield from self._families.values()
+
+    def _family(self, name: str) -> GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily:
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = CATALOG[name].family()
+        return family
 
 
 def controller_registry(controller: Controller) -> CollectorRegistry:
-    """Clients, units and every number of the core's snapshot as ``tq_controller_<name>``."""
+    """Metrics of a controller: the queue as a whole, its units, its newest partitions, its requests."""
 
-    def collect() -> Iterator[Metric]:
-        connected = sum(session.connection is not None for session in controller.clients)
-        yield GaugeMetricFamily("tq_clients_connected", "Clients with a connection", connected)
-        yield GaugeMetricFamily("tq_units_connected", "Storage units with a connection", controller.units.connected)
-        capacity = GaugeMetricFamily("tq_unit_capacity_bytes", "Capacity of a storage unit", labels=["unit"])
-        used = GaugeMetricFamily("tq_unit_used_bytes", "Bytes held by a storage unit", labels=["unit"])
+    def fill(scrape: _Scrape) -> None:
+        core, counters, config = controller.core, controller.counters, controller.config
+        scrape.add("tq_controller_info", 1, config.name, config.backend.kind, controller.run)
+        scrape.add("tq_controller_rows", core.rows)
+        if core.sample_capacity is not None:
+            scrape.add("tq_controller_sample_capacity", core.sample_capacity)
+        scrape.add("tq_controller_blocks", core.blocks.count)
+        scrape.add("tq_controller_waiting", len(core.room))
+        now = controller.now()
+        scrape.add("tq_controller_oldest_wait_seconds", max((now - waiter.since for waiter in core.room), default=0))
+        scrape.add("tq_controller_partitions", len(core.partitions))
+        scrape.add("tq_clients_connected", controller.clients_connected)
+        scrape.add("tq_units_connected", controller.units.connected)
+        scrape.add("tq_units_expected", config.expected_units)
         for unit in controller.units:
-            capacity.add_metric([unit.info.name], unit.info.capacity)
-            used.add_metric([unit.info.name], unit.info.used)
-        yield capacity
-        yield used
-        snapshot = controller.core.apply(Snapshot(""), 0.0)
-        if isinstance(snapshot, Value) and isinstance(snapshot.value, dict):
-            for name, value in snapshot.value.items():
-                if isinstance(value, int | float):
-                    yield GaugeMetricFamily(f"tq_controller_{name}", f"{name.replace('_', ' ')}", value)
+            scrape.add("tq_unit_capacity_bytes", unit.info.capacity, unit.info.name)
+            scrape.add("tq_unit_used_bytes", unit.info.used, unit.info.name)
+            scrape.add("tq_unit_blocks", unit.blocks, unit.info.name)
+        scrape.add("tq_controller_lost_rows", _add_partitions(scrape, controller))
+        scrape.add("tq_rows_put", counters.rows_put)
+        scrape.add("tq_bytes_put", counters.bytes_put)
+        scrape.add("tq_rows_fetched", counters.rows_fetched)
+        scrape.add_requests("tq_controller", counters.requests)
+        scrape.add_waits(counters.waits.buckets(), counters.waits.seconds)
 
-    registry = CollectorRegistry()
-    registry.register(_Scrape(collect))
-    return registry
+    return _registry(fill)
 
 
-def unit_registry(name: str, stats: Callable[[], UnitStats]) -> CollectorRegistry:
-    """Capacity, use and blocks of one storage unit."""
+def _add_partitions(scrape: _Scrape, controller: Controller) -> int:
+    """Returns how many rows are lost, in all partitions."""
+    core = controller.core
+    lost = 0
+    first = len(core.partitions) - MOST_PARTITIONS
+    for number, (name, partition) in enumerate(core.partitions.items()):
+        counts = count_rows(partition, 0)
+        lost += counts["lost"]
+        if number < first:
+            continue
+        scrape.add("tq_partition_rows", counts["rows"], name)
+        scrape.add("tq_partition_bytes", counts["bytes"], name)
+        for field, ready in counts["fields"].items():
+            scrape.add("tq_field_ready_rows", ready, name, field)
+        for task, state in counts["tasks"].items():
+            scrape.add("tq_task_consumed_rows", state["consumed"], name, task)
+        for item in subscriptions_of(partition):
+            labels = (name, item["task"], ",".join(item["fields"]))
+            scrape.add("tq_task_ready_rows", item["ready"], *labels)
+            scrape.add("tq_task_waiting", item["waiting"], *labels)
+    return lost
 
-    def collect() -> Iterator[Metric]:
+
+def unit_registry(
+    name: str, stats: Callable[[], UnitStats], registered: Callable[[], bool], server: BlockServer | None
+) -> CollectorRegistry:
+    """Metrics of a storage unit; ``server`` None: clients never talk to it."""
+
+    def fill(scrape: _Scrape) -> None:
         now = stats()
-        for key, text, value in (
-            ("tq_unit_capacity_bytes", "Capacity of this storage unit", now.capacity),
-            ("tq_unit_used_bytes", "Bytes held by blocks", now.used),
-            ("tq_unit_blocks", "Blocks held", now.blocks),
-        ):
-            family = GaugeMetricFamily(key, text, labels=["unit"])
-            family.add_metric([name], value)
-            yield family
+        scrape.add("tq_unit_capacity_bytes", now.capacity, name)
+        scrape.add("tq_unit_used_bytes", now.used, name)
+        scrape.add("tq_unit_blocks", now.blocks, name)
+        scrape.add("tq_unit_registered", int(registered()))
+        if server is not None:
+            counters = server.counters
+            scrape.add("tq_unit_connections", len(server.connections))
+            scrape.add("tq_unit_stored_bytes", counters.bytes_stored)
+            scrape.add("tq_unit_received_bytes", counters.bytes_received)
+            scrape.add("tq_unit_sent_bytes", counters.bytes_sent)
+            scrape.add_requests("tq_unit", counters.requests)
 
+    return _registry(fill)
+
+
+def _registry(fill: Callable[[_Scrape], None]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(_Scrape(collect))
+    registry.register(_Scrape(fill))
+    if sys.platform == "linux":
+        ProcessCollector(registry=registry)
     return registry

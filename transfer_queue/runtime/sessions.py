@@ -5,17 +5,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from transfer_queue.control.commands import Clear, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.control.commands import Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.wire.messages import Hello, UnitInfo
 
-__all__ = ["ClientSession", "ClientSessions", "UnitSession"]
+__all__ = ["ClientSession", "ClientSessions", "ParkedRequest", "UnitSession"]
 
 _MUTATING = (Commit, Fetch, SetTags, Clear, ResetConsumption)
 _KEPT_REPLIES = 1024
+
+
+class ParkedRequest(NamedTuple):
+    """``keep``: the reply is kept for a retry. ``since``: when it came, by ``time.monotonic``."""
+
+    keep: bool
+    since: float
+    command: Command
 
 
 @dataclass(eq=False)
@@ -26,8 +34,7 @@ class ClientSession:
     client_id: str
     connection: Connection | None = None
     lost_at: float = 0.0
-    parked: dict[int, bool] = field(default_factory=dict)
-    """Parked requests; the value says whether the reply is kept for a retry."""
+    parked: dict[int, ParkedRequest] = field(default_factory=dict)
     announced: dict[int, int] = field(default_factory=dict)
     """block -> unit of puts that may never be committed."""
     fenced: set[int] = field(default_factory=set)

@@ -12,6 +12,7 @@ import random
 import secrets
 import sys
 from collections.abc import Coroutine
+from time import perf_counter
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.counters import UnitCounters
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.metrics import unit_registry
 from transfer_queue.runtime.process import announce_ready, run_process
@@ -64,6 +66,7 @@ class BlockServer(Server):
         self._store = store
         self._link = link
         self._tasks: set[asyncio.Task[None]] = set()
+        self.counters = UnitCounters()
 
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         peer = _ClientPeer(hello)
@@ -72,31 +75,46 @@ class BlockServer(Server):
         return Welcome("unit", attributes=attributes)
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
+        started = perf_counter()
         try:
             answer = self._store.serve(connection.context, body, payload)
         except TransferQueueError as error:
-            connection.fail(request, error)
+            self._fail(connection, request, body, started, error)
         except Exception as error:  # boundary of a request: the caller gets it, the unit goes on
             log.exception("request %s failed", type(body).__name__)
-            connection.fail(request, RequestError(f"{type(error).__name__} in the storage unit: {error}"))
+            failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")
+            self._fail(connection, request, body, started, failure)
         else:
             if isinstance(answer, Served):
-                connection.reply(request, answer.reply, answer.payload, answer.sent)
+                self._reply(connection, request, body, started, answer)
             else:
-                task = asyncio.get_running_loop().create_task(self._serve_later(connection, request, answer))
+                task = asyncio.get_running_loop().create_task(
+                    self._serve_later(connection, request, body, started, answer)
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _serve_later(self, connection: Connection, request: int, work: Coroutine[Any, Any, Served]) -> None:
+    async def _serve_later(
+        self, connection: Connection, request: int, body: Any, started: float, work: Coroutine[Any, Any, Served]
+    ) -> None:
         try:
             answer = await work
         except TransferQueueError as error:
-            connection.fail(request, error)
+            self._fail(connection, request, body, started, error)
         except Exception as error:  # boundary of a request
             log.exception("request failed")
-            connection.fail(request, RequestError(f"{type(error).__name__} in the storage unit: {error}"))
+            failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")
+            self._fail(connection, request, body, started, failure)
         else:
-            connection.reply(request, answer.reply, answer.payload, answer.sent)
+            self._reply(connection, request, body, started, answer)
+
+    def _reply(self, connection: Connection, request: int, body: Any, started: float, answer: Served) -> None:
+        connection.reply(request, answer.reply, answer.payload, answer.sent)
+        self.counters.served(body, perf_counter() - started, answer.payload)
+
+    def _fail(self, connection: Connection, request: int, body: Any, started: float, error: Exception) -> None:
+        connection.fail(request, error)
+        self.counters.requests.count(type(body), perf_counter() - started, True)
 
     def notice(self, connection: Connection, body: Any) -> None:
         self._store.notice(connection.context, body)
@@ -104,6 +122,7 @@ class BlockServer(Server):
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         if connection.context is None:
             raise RequestError("a connection begins with Hello")
+        self.counters.received(body, nbytes)
         return self._store.receive_buffer(connection.context, body, nbytes)
 
     def gone(self, connection: Connection) -> None:
@@ -236,15 +255,15 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     store = await open_store(config.backend.kind, context)
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     link = ControllerLink(config, store, keepalive)
+    server = BlockServer(cast("ClientServing", store), keepalive, link) if hasattr(store, "serve") else None
     status = StatusServer(
-        unit_registry(config.name, store.stats), lambda: "" if link.connected else "not registered with the controller"
+        unit_registry(config.name, store.stats, lambda: link.connected, server),
+        lambda: "" if link.connected else "not registered with the controller",
     )
-    server: BlockServer | None = None
     registered = asyncio.Event()
     running: asyncio.Task[None] | None = None
     try:
-        if hasattr(store, "serve"):
-            server = BlockServer(cast("ClientServing", store), keepalive, link)
+        if server is not None:
             await server.listen(config.host, config.port, config.advertise_host)
             link.address = server.address
         if config.metrics_port is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "Join",
     "Joined",
     "Kind",
+    "Look",
     "Message",
     "Open",
     "Put",
@@ -48,6 +49,7 @@ __all__ = [
     "Stats",
     "Stored",
     "SubBlocks",
+    "Trace",
     "UnitInfo",
     "UnitReply",
     "UnitReport",
@@ -133,7 +135,7 @@ class UnitStats(msgspec.Struct, frozen=True):
 # --------------------------------------------------------------------------------------------------------- handshake
 
 
-class Hello(Message, frozen=True, tag=True, omit_defaults=True):
+class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol must be said, not assumed
     """First message of a connection. ``writer``/``run``: of an earlier Welcome, to resume after a broken connection."""
 
     role: Literal["client", "unit"]
@@ -144,7 +146,7 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=True):
     token: str = ""
 
 
-class Welcome(Message, frozen=True, tag=True, omit_defaults=True):
+class Welcome(Message, frozen=True, tag=True, omit_defaults=False):  # protocol must be said, not assumed
     """The answer to Hello. A controller fills all of it, a storage unit ``server``, timing and ``attributes``."""
 
     server: Literal["controller", "unit"]
@@ -184,6 +186,17 @@ class Announce(Message, frozen=True, tag=True, omit_defaults=True):
 
     unit: int
     block: int
+
+
+class Look(Message, frozen=True, tag=True, omit_defaults=True):
+    """The dataflow as people want to see it. Answer: Value(dict), see ``runtime.picture``."""
+
+
+class Trace(Message, frozen=True, tag=True, omit_defaults=True):
+    """``most`` > 0: keep a record of the newest so many events from now on, until this connection ends. 0: end it and
+    answer with it. Answer: Value(list), see ``runtime.tracing``."""
+
+    most: int = 0
 
 
 class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
@@ -366,7 +379,18 @@ _Command = (
 _Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
 ControllerRequest = (
-    Capture | EndCapture | Adopt | Hello | Announce | Cancel | Join | UnitReport | ReportOrphans | _Command
+    Capture
+    | EndCapture
+    | Adopt
+    | Hello
+    | Announce
+    | Look
+    | Trace
+    | Cancel
+    | Join
+    | UnitReport
+    | ReportOrphans
+    | _Command
 )
 ControllerReply = Captured | Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
 UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats

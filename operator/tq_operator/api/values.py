@@ -41,6 +41,14 @@ class Webhook(Model):
     certificate_days: Annotated[int, Between(1, 36500)] = Field(description="Validity of the generated certificate.")
 
 
+class Monitoring(Model):
+    """What Prometheus and Grafana are given."""
+
+    alerts: bool = Field(description="Install the alert rules; needs the Prometheus operator.")
+    dashboards: bool = Field(description="Install the Grafana dashboards as a ConfigMap.")
+    labels: dict[str, str] = Field(description="Further labels of both.")
+
+
 class Values(Model):
     """The values of the chart."""
 
@@ -55,5 +63,6 @@ class Values(Model):
     tolerations: list[dict[str, JsonValue]] = Field(description="Taints that the operator tolerates.")
     crds: Crds
     webhook: Webhook
+    monitoring: Monitoring
     # Helm hands these two to every chart.
     global_: dict[str, JsonValue] = Field(default={}, alias="global", description="Values shared with other charts.")

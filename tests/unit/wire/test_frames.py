@@ -14,7 +14,17 @@ from transfer_queue.control.commands import ListPartitions
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.wire import frames
 from transfer_queue.wire.frames import Incoming, Limits, MessageReader, MessageWriter, ProtocolError
-from transfer_queue.wire.messages import ControllerRequest, Envelope, Failure, Hello, Kind, Put, UnitRequest
+from transfer_queue.wire.messages import (
+    PROTOCOL,
+    ControllerRequest,
+    Envelope,
+    Failure,
+    Hello,
+    Kind,
+    Put,
+    UnitRequest,
+    Welcome,
+)
 
 ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest | Put])
@@ -217,3 +227,8 @@ def test_a_storage_unit_does_not_take_controller_commands() -> None:
         decoder.decode(data)
     hello = Envelope(Kind.REQUEST, 1, 0, Hello("client", "me"))
     assert decoder.decode(ENCODER.encode(hello)).body == hello.body
+
+
+def test_the_handshake_says_its_protocol_even_where_the_other_side_would_assume_it() -> None:
+    for message in (Hello("client", "me"), Welcome("controller")):
+        assert msgspec.msgpack.decode(ENCODER.encode(message))["protocol"] == PROTOCOL

@@ -1,0 +1,235 @@
+"""Looking at data and changing it: ``ls``, ``get``, ``put``, ``clear``, ``tail``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any, Optional
+
+import typer
+
+from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue
+from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
+from transfer_queue.errors import ConfigError, UnknownPartitionError, WaitTimeoutError
+
+__all__ = ["clear", "get", "ls", "parse_fields", "put", "tail"]
+
+Partition = Annotated[str, typer.Argument(help="Name of a partition.", show_default=False)]
+Keys = Annotated[list[str], typer.Argument(help="Keys of rows.", show_default=False)]
+
+
+def ls(
+    partition: Annotated[Optional[str], typer.Argument(help="By default the partitions.")] = None,  # noqa: UP045
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """List partitions, or the keys of one with their tags."""
+    with faults(), Link(find_queue(queue, controller)) as link:
+        if partition is None:
+            found = link.look()["partitions"]
+            document: Any = [
+                {name: item[name] for name in ("name", "rows", "keys", "bytes", "fields", "tasks")} for item in found
+            ]
+            rows = [
+                [item["name"], item["rows"], item["keys"], human_bytes(item["bytes"]), ", ".join(item["fields"])]
+                for item in found
+            ]
+            show(document, output, lambda: [make_table(["PARTITION", "ROWS", "KEYS", "BYTES", "FIELDS"], rows)])
+            return
+        keys = _keys(link, partition)
+        if keys is None:
+            raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows those that exist")
+        show(keys, output, lambda: [make_table(["KEY", "TAG"], [[key, _short(tag)] for key, tag in keys.items()])])
+
+
+def get(
+    partition: Partition,
+    keys: Keys,
+    field: Annotated[Optional[list[str]], typer.Option("--field", "-F", help="Only this field; repeatable.")] = None,  # noqa: UP045
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show rows: every field that all of them have, or the named ones. JSON and YAML give whole tensors."""
+    with faults():
+        from transfer_queue.client import TransferQueueClient
+
+        client = TransferQueueClient("tq", find_queue(queue, controller))
+        try:
+            batch = client.run(client.kv.get(list(keys), partition, field or None))
+        finally:
+            client.close()
+        columns = {str(name): _rows(batch.get(name)) for name in sorted(batch.keys())}
+        document = {
+            key: {name: _plain(column[row]) for name, column in columns.items()} for row, key in enumerate(keys)
+        }
+        table = [
+            [key, name, _describe(column[row])] for row, key in enumerate(keys) for name, column in columns.items()
+        ]
+        show(document, output, lambda: [make_table(["KEY", "FIELD", "VALUE"], table)])
+
+
+def put(
+    partition: Partition,
+    key: Annotated[str, typer.Argument(help="Key of the row, created if it is new.", show_default=False)],
+    fields: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="NAME=JSON each; numbers and lists of numbers become tensors.", show_default=False),
+    ] = None,
+    tag: Annotated[Optional[str], typer.Option("--tag", help="A JSON object, merged into the row's tag.")] = None,  # noqa: UP045
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+) -> None:
+    """Create or update one row."""
+    with faults():
+        values = parse_fields(fields or [])
+        parsed_tag = None if tag is None else _parse_json("--tag", tag)
+        if parsed_tag is not None and not isinstance(parsed_tag, dict):
+            raise ConfigError(f'--tag: expected a JSON object such as {{"score": 1}}, got {tag}')
+        if not values and parsed_tag is None:
+            raise ConfigError("nothing to put: give fields as NAME=JSON, or --tag")
+        from transfer_queue.client import TransferQueueClient
+
+        client = TransferQueueClient("tq", find_queue(queue, controller))
+        try:
+            client.run(client.kv.put_one(key, partition, _tensors(values) or None, parsed_tag, None))
+        finally:
+            client.close()
+
+
+def clear(
+    partition: Partition,
+    keys: Annotated[Optional[list[str]], typer.Argument(help="Keys of rows; unknown ones are ignored.")] = None,  # noqa: UP045
+    everything: Annotated[bool, typer.Option("--all", help="The whole partition.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+) -> None:
+    """Forget rows and free their storage."""
+    with faults():
+        from transfer_queue.control.commands import Clear
+
+        if bool(keys) == everything:
+            raise ConfigError("name the keys to clear, or the whole partition with --all")
+        config = find_queue(queue, controller)
+        if everything and not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError(f"clearing all of partition {partition!r} needs --yes where nobody can be asked")
+            typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
+        with Link(config) as link:
+            link.request(Clear(partition, keys=keys or None))
+
+
+def tail(
+    partition: Partition,
+    count: Annotated[Optional[int], typer.Option("--count", "-n", min=1, help="End after so many keys.")] = None,  # noqa: UP045
+    timeout: Annotated[Optional[float], typer.Option("--timeout", min=0, help="Seconds; then exit code 1.")] = None,  # noqa: UP045
+    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")] = 1.0,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Show the keys that are there already.")] = False,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show keys with their tags as they come into a partition, also one that does not exist yet."""
+    with faults(), Link(find_queue(queue, controller)) as link:
+        seen = set() if from_start else set(_keys(link, partition) or {})
+        end = None if timeout is None else time.monotonic() + timeout
+        shown = 0
+        console.print(f"waiting for keys in partition {partition}", markup=False)
+        while True:
+            present = _keys(link, partition) or {}
+            for key, tag in present.items():
+                if key in seen:
+                    continue
+                _print_line(key, tag, output)
+                shown += 1
+                if shown == count:
+                    return
+            seen = set(present)  # a key that was cleared may come again
+            if end is not None and time.monotonic() >= end:
+                raise WaitTimeoutError(f"{shown} keys came into partition {partition!r} within {timeout:g} s")
+            time.sleep(interval)
+
+
+def parse_fields(items: list[str]) -> dict[str, Any]:
+    """``NAME=JSON`` each -> values. Raises ConfigError."""
+    fields: dict[str, Any] = {}
+    for item in items:
+        name, separator, text = item.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"{item!r} is not a field; write NAME=JSON, for example reward=1.0 or text='\"hello\"'")
+        fields[name] = _parse_json(name, text)
+    return fields
+
+
+def _parse_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        hint = f"; text needs quotes of its own: {name}='\"{text}\"'" if name != "--tag" and text.isidentifier() else ""
+        raise ConfigError(f"{name}: {text!r} is not JSON ({error}){hint}") from None
+
+
+def _tensors(values: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        numeric = isinstance(value, int | float) or (isinstance(value, list) and value)
+        try:
+            found[name] = torch.tensor(value) if numeric else value
+        except (TypeError, ValueError, RuntimeError):  # lists of text, or of unequal lengths, are values as they are
+            found[name] = value
+    return found
+
+
+def _keys(link: Link, partition: str) -> dict[str, Any] | None:
+    from transfer_queue.control.commands import ListKeys
+
+    found: dict[str, dict[str, Any]] = link.request(ListKeys(partition)).value
+    return found.get(partition)
+
+
+def _print_line(key: str, tag: dict[str, Any], output: Output) -> None:
+    if output is Output.json:
+        typer.echo(json.dumps({"key": key, "tag": tag}, default=str))
+    elif output is Output.yaml:
+        typer.echo(f"- {json.dumps({'key': key, 'tag': tag}, default=str)}")
+    else:
+        typer.echo(f"{key}  {_short(tag)}".rstrip())
+    sys.stdout.flush()
+
+
+def _short(tag: dict[str, Any]) -> str:
+    return json.dumps(tag, default=str, ensure_ascii=False) if tag else ""
+
+
+def _rows(column: Any) -> list[Any]:
+    if getattr(column, "is_nested", False):
+        return list(column.unbind())
+    if hasattr(column, "dtype"):
+        return list(column)
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+def _describe(value: Any) -> str:
+    if not hasattr(value, "dtype"):
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
+    flat = value.reshape(-1)
+    some = ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in flat[:8].tolist())
+    more = ", …" if flat.numel() > 8 else ""
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}: {some}{more}"

@@ -1,0 +1,132 @@
+"""Which queue a command means, and a light connection to its controller: no torch, no storage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import TracebackType
+from typing import Annotated, Any, Optional
+
+import msgspec
+import typer
+
+from transfer_queue.cli.state import read_running
+from transfer_queue.config.attach import AttachConfig, ControllerAddresses, attach_from_environment, parse_address
+from transfer_queue.config.document import load_document
+from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
+
+__all__ = ["ControllerOption", "Link", "QueueOption", "find_queue"]
+
+_DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+
+QueueOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--queue", "-q", help="Name of a queue of this machine; by default the environment's, or the only one."
+    ),
+]
+ControllerOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--controller", "-c", help="Address of a controller, host:port."),
+]
+
+
+def find_queue(queue: str | None = None, controller: str | None = None) -> AttachConfig:
+    """The queue at ``controller``, or called ``queue`` here, or that the environment names, or the only one here.
+
+    Raises ConfigError if that is none, or several.
+    """
+    if controller is not None:
+        parse_address(controller)
+        return AttachConfig(controller=ControllerAddresses(addresses=[controller]))
+    if queue is None and (found := attach_from_environment()) is not None:
+        return found
+    running = read_running()
+    names = ", ".join(item.name for item in running) or "none"
+    chosen = [item for item in running if queue in (None, item.name)]
+    if len(chosen) > 1:
+        raise ConfigError(f"several queues are running here, choose one with --queue: {names}")
+    if not chosen:
+        what = "no queue is running here" if queue is None else f"queue {queue} is not running here; running: {names}"
+        raise ConfigError(
+            f"{what}; start one with tq up, name one with --controller host:port, or set TQ_CONFIG_FILE or "
+            "TQ_CONTROLLER_ADDRESS"
+        )
+    return load_document(AttachConfig, chosen[0].attach_file)
+
+
+class Link:
+    """Requests to a controller, one after the other. Connects at the first one, and anew after a loss.
+
+    Raises ConnectionLostError, WaitTimeoutError, or what the controller raised.
+    """
+
+    def __init__(self, config: AttachConfig, timeout_s: float = 10.0) -> None:
+        self._addresses = config.controller.addresses
+        self._timeout_s = timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._loop.run_until_complete(asyncio.sleep(0))  # the transport closes in the loop's next round
+        self._loop.close()
+
+    def request(self, message: Any) -> Any:
+        """The reply to a command."""
+        return self._loop.run_until_complete(self._request(message))
+
+    def look(self) -> dict[str, Any]:
+        """The dataflow; see ``transfer_queue.runtime.picture``."""
+        value: dict[str, Any] = self.request(Look()).value
+        return value
+
+    @property
+    def welcome(self) -> Any:
+        """What the controller said in the handshake."""
+        return self._loop.run_until_complete(self._connected()).welcome
+
+    async def _request(self, message: Any) -> Any:
+        reply, _ = await (await self._connected()).request(message, timeout_s=self._timeout_s)
+        return reply
+
+    async def _connected(self) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        hello = Hello("client", f"tq-{os.getpid()}")
+        failure: TransferQueueError = ConnectionLostError("no address of a controller is known")
+        for address in self._addresses:
+            try:
+                self._connection = await connect(
+                    address, hello, self, _DECODER, Keepalive(2.0, 60.0), what="controller", timeout_s=self._timeout_s
+                )
+            except (ConnectionLostError, WaitTimeoutError) as error:
+                failure = error
+            else:
+                return self._connection
+        raise failure
+
+    # ------------------------------------------------------------------------------------------------------- Endpoint
+
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
+        connection.fail(request, RequestError("the command line serves no requests"))
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        pass  # news of storage units; the picture has them
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        return None
+
+    def on_lost(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None

@@ -1,0 +1,62 @@
+"""Results in the form that was asked for: a table for people, JSON or YAML for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Output", "OutputOption", "human_bytes", "make_table", "show"]
+
+
+class Output(str, Enum):
+    """Forms of results."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the result.")]
+
+
+def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> None:
+    """Print ``document`` as JSON or YAML, or what ``draw`` makes of it for people."""
+    if output is Output.json:
+        typer.echo(json.dumps(document, indent=2, default=str, ensure_ascii=False))
+    elif output is Output.yaml:
+        plain = json.loads(json.dumps(document, default=str))
+        typer.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 300  # a file or a pipe has no width; lines stay whole
+        for part in draw():
+            console.print(part, soft_wrap=isinstance(part, str | Text))
+
+
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+    """A plain table; numbers stand to the right. Cells are text, never markup."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for position, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
+
+
+def human_bytes(count: float) -> str:
+    """``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} PiB"

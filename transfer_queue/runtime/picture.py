@@ -1,0 +1,96 @@
+"""The dataflow as people see it: what ``tq top`` and the controller's page draw. Made when asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.control.commands import Fetch
+from transfer_queue.control.queries import count_rows, subscriptions_of
+from transfer_queue.control.waiters import Waiter
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.controller import Controller
+
+__all__ = ["picture"]
+
+_MOST_WAITERS = 100
+
+
+def picture(controller: Controller) -> dict[str, Any]:
+    """Plain values: partitions with their fields and tasks, the oldest waiters and what they lack, storage units,
+    counters since the controller's start. ``time``: this machine's clock, in seconds since 1970."""
+    core = controller.core
+    now = controller.now()
+    partitions = [
+        {
+            "name": name,
+            **count_rows(partition, core.room.waiting_for(name)),
+            "subscriptions": subscriptions_of(partition),
+        }
+        for name, partition in core.partitions.items()
+    ]
+    units = [
+        {
+            "name": unit.info.name,
+            "address": unit.info.address,
+            "capacity": unit.info.capacity,
+            "used": unit.info.used,
+            "blocks": unit.blocks,
+            "connected": unit.connection is not None,
+        }
+        for unit in controller.units
+    ]
+    counters = controller.counters
+    return {
+        "queue": controller.config.name,
+        "run": controller.run,
+        "backend": controller.config.backend.kind,
+        "time": time.time(),
+        "uptime_s": now - controller.started,
+        "rows": core.rows,
+        "sample_capacity": core.sample_capacity,
+        "clients": controller.clients_connected,
+        "expected_units": controller.config.expected_units,
+        "partitions": partitions,
+        "waiters": _waiters(controller, now),
+        "units": units,
+        "counters": {
+            "rows_put": counters.rows_put,
+            "bytes_put": counters.bytes_put,
+            "rows_fetched": counters.rows_fetched,
+        },
+    }
+
+
+def _waiters(controller: Controller, now: float) -> list[dict[str, Any]]:
+    oldest = sorted(controller.core.room, key=lambda waiter: waiter.since)[:_MOST_WAITERS]
+    lacks: dict[Any, str] = {}  # the same for all of one subscription; looking costs time
+    found = []
+    for waiter in oldest:
+        if waiter.key not in lacks or waiter.key is None:
+            lacks[waiter.key] = _lacks(controller, waiter)
+        command = waiter.command
+        fetch = isinstance(command, Fetch)
+        found.append(
+            {
+                "partition": command.partition,
+                "task": command.task if isinstance(command, Fetch) else "",
+                "fields": list(command.fields) if isinstance(command, Fetch) else [],
+                "rows": command.batch_size if isinstance(command, Fetch) else len(command.keys or ()) or command.append,
+                "kind": "fetch" if fetch else "put",
+                "waited_s": now - waiter.since,
+                "lacks": lacks[waiter.key],
+            }
+        )
+    return found
+
+
+def _lacks(controller: Controller, waiter: Waiter) -> str:
+    core = controller.core
+    if not isinstance(waiter.command, Fetch):
+        return f"waits until rows are cleared: {core.rows} of {core.sample_capacity} exist"
+    partition = core.partitions.get(waiter.command.partition)
+    if partition is None:
+        return "the partition does not exist yet"
+    return core.serving.shortfall(waiter.command, partition)
