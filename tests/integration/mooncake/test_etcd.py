@@ -53,8 +53,7 @@ async def test_master_is_found_through_a_list_of_etcd_members(
     process.etcd = etcd
     try:
         endpoints = process.start()
-        settings = settings_of(endpoints, masterServerAddress=f"etcd://127.0.0.1:1;{etcd}")
-        settings["masterServerAddress"] = f"etcd://{etcd}"
+        settings = settings_of(endpoints, masterServerAddress=f"etcd://{etcd};{etcd}")
         await put_and_get(settings, start_unit(settings), run)
     finally:
         process.stop()

@@ -1,7 +1,7 @@
 """Which bytes of a block a reader needs, where the engine can read ranges of a value.
 
-A block begins with a header that says where its columns lie. It is read first, then the wanted columns to their places in
-a buffer of the block's size; what lies between them stays as it was and is never looked at.
+A block begins with a header that says where its columns lie. It is read first, then the wanted columns to their places
+in a buffer of the block's size; what lies between them stays as it was and is never looked at.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_partial(reads: Iterable[BlockRead]) -> bool:
 
 
 def wanted_ranges(block: Bytes, reads: Sequence[BlockRead]) -> list[Range] | None:
-    """Ranges of ``block``, whose first HEADER_BYTES are there, that ``reads`` need, ascending and apart from each other.
+    """Ranges of ``block``, whose first HEADER_BYTES are there, that ``reads`` need, ascending, with gaps between.
 
     None: read it whole, as the header is longer or most of it is wanted. Raises CorruptBlockError,
     StorageKeyNotFoundError for a field that it does not have.

@@ -96,7 +96,7 @@ class Store:
         ]
 
     def read_ranges(self, keys: Sequence[str], targets: Sequence[Bytes], ranges: Sequence[list[Range]]) -> list[int]:
-        """Fill ``ranges`` (start, stop) of each of ``targets``, which are as long as their values; else like ``read``."""
+        """Fill ``ranges`` (start, stop) of each of ``targets``, which are as long as their values; see ``read``."""
         results = self._raw.get_into_ranges(
             [address_of(target) for target in targets],
             [[key] for key in keys],
@@ -340,9 +340,9 @@ def _probe(settings: MooncakeSettings) -> str | None:
         except urllib.error.HTTPError as error:
             error.close()  # no such key: it answers
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
+            cause = getattr(error, "reason", None) or error
             return (
-                f"the Mooncake metadata server at {settings.metadata_server} cannot be reached ({reason}): start "
+                f"the Mooncake metadata server at {settings.metadata_server} cannot be reached ({cause}): start "
                 "mooncake_master with --enable_http_metadata_server=true, or check metadataServer"
             )
     return None
