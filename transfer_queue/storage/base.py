@@ -62,7 +62,7 @@ class Capabilities:
     """A second ``put`` of one block id takes the place of the first. Without it the second is refused or ignored; block
     ids are never reused, so that this matters for repeated requests only."""
     persistent: bool = False
-    """Blocks outlive the unit's process. A unit that comes back says which life it continues (``UnitStore.life``)."""
+    """Blocks outlive the unit's process. A unit that comes back says which life it continues."""
     reports_capacity: bool = False
     """``UnitStore.stats`` follows puts and frees, within a few seconds."""
 
@@ -193,8 +193,9 @@ class StoreContext:
 class UnitStore(Protocol):
     """Unit side of a backend. Methods run on the unit's loop; none may block it."""
 
-    # A store that outlives its process also has ``life: str``, an identity that changes when what it held is lost. A
-    # unit that registers with the name and life of an earlier one takes over its rows, as far as its inventory goes.
+    # A store that outlives its process also has ``incarnation: str``, an identity that changes when what it held is
+    # lost. A unit that registers with the name and incarnation of an earlier one takes over its rows, as far as its
+    # inventory goes.
 
     def attributes(self) -> dict[str, Any]:
         """What clients need to reach this unit; plain msgpack values. Asked at each registration."""

@@ -19,14 +19,13 @@ _WATCH_S = 1.0
 class RedisStore:
     """See ``transfer_queue.storage.base.UnitStore``."""
 
-    life = ""
-
     def __init__(self, context: StoreContext, settings: Settings) -> None:
         self._context = context
         self._settings = settings
         self._keys = Keys(settings, context.name)
         self._redis = connect(settings)
         self._free = self._redis.register_script(FREE)
+        self.incarnation = ""
         self._used = 0
         self._blocks = 0
         self._reachable = True
@@ -51,7 +50,7 @@ class RedisStore:
         self._watching = asyncio.create_task(self._watch())
 
     def attributes(self) -> dict[str, Any]:
-        return {"life": self.life}
+        return {"life": self.incarnation}
 
     def registered(self, unit: int, run: str) -> None:
         pass  # numbers of blocks are never reused, also by another life of the queue
@@ -79,7 +78,7 @@ class RedisStore:
     async def _begin_life(self) -> None:
         """Go on with the life that the server knows, or begin a new one."""
         await self._redis.set(self._keys.life, secrets.token_hex(8), nx=True)
-        self.life = (await self._redis.get(self._keys.life)).decode()
+        self.incarnation = (await self._redis.get(self._keys.life)).decode()
 
     async def _count(self) -> None:
         self._used = int(await self._redis.get(self._keys.used) or 0)
@@ -90,7 +89,7 @@ class RedisStore:
             await asyncio.sleep(_WATCH_S)
             try:
                 with named_errors(self._settings):
-                    before = self.life
+                    before = self.incarnation
                     await self._begin_life()
                     await self._count()
             except ConnectionLostError as error:
@@ -99,7 +98,7 @@ class RedisStore:
                 self._reachable = False
                 continue
             self._reachable = True
-            if self.life != before:
+            if self.incarnation != before:
                 self._context.log("the Redis server forgot this unit's blocks")
                 self._context.lost()
 
