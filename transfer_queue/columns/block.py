@@ -221,6 +221,18 @@ class BlockView:
             self._columns[name] = column
         return column
 
+    def places(self, name: str, rows: Rows) -> list[tuple[int, int]]:
+        """(start, stop) within the block of the bytes that rows of a column need; looks at the header alone.
+
+        Rows are told apart only where they are a range of a dense column. Raises StorageKeyNotFoundError.
+        """
+        schema, buffers = _named(self._described, name)
+        head = self.nbytes - self._data.nbytes
+        if schema.kind == "dense" and isinstance(rows, tuple) and self.rows:
+            start, row_bytes = head + buffers[0][0], buffers[0][1] // self.rows
+            return [(start + rows[0] * row_bytes, start + rows[1] * row_bytes)]
+        return [(head + offset, head + offset + nbytes) for offset, nbytes in buffers]
+
     def select(self, fields: Sequence[str] | None, rows: Rows) -> EncodedBlock:
         """Some fields (None: all) of some rows as a block to be written; contiguous rows are not copied.
 

@@ -141,7 +141,7 @@ class ControllerLink:
         self._config = config
         self._store = store
         self._keepalive = keepalive
-        self._incarnation = secrets.token_hex(8)
+        self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +153,7 @@ class ControllerLink:
 
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
-        self._incarnation = secrets.token_hex(8)
+        self._incarnation = getattr(self._store, "incarnation", None) or secrets.token_hex(8)
         if self._connection is not None:
             self._connection.close()
 

@@ -54,6 +54,17 @@ class Capabilities:
     """``Fetched`` views may alias memory of the unit, valid until ``release``."""
     max_block_bytes: int | None = None
     """Larger puts are split by rows."""
+    zero_copy: bool = False
+    """Bytes go between the columns of a batch and storage in one copy, without being joined or serialized between."""
+    gpu_direct: bool = False
+    """Columns may lie in device memory. Without it they are brought to the host before ``put``."""
+    upsert: bool = False
+    """A second ``put`` of one block id takes the place of the first. Without it the second is refused or ignored; block
+    ids are never reused, so that this matters for repeated requests only."""
+    persistent: bool = False
+    """Blocks outlive the unit's process. A unit that comes back says which life it continues."""
+    reports_capacity: bool = False
+    """``UnitStore.stats`` follows puts and frees, within a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,10 @@ class StoreContext:
 
 class UnitStore(Protocol):
     """Unit side of a backend. Methods run on the unit's loop; none may block it."""
+
+    # A store that outlives its process also has ``incarnation: str``, an identity that changes when what it held is
+    # lost. A unit that registers with the name and incarnation of an earlier one takes over its rows, as far as its
+    # inventory goes.
 
     def attributes(self) -> dict[str, Any]:
         """What clients need to reach this unit; plain msgpack values. Asked at each registration."""

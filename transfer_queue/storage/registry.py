@@ -7,28 +7,46 @@ An entry point's value is a module with two functions::
 
 or, where the two sides have different dependencies, with the attributes ``CLIENT`` and ``UNIT`` naming a module each.
 Modules are imported on first use only: a client never imports the unit side, a server never the client side.
+
+A backend that needs servers of its own names a third module, ``TESTING``, for the conformance suite::
+
+    def servers(directory: Path) -> ContextManager[dict[str, Any]]
+
+starts them, with their files in ``directory``, and gives the backend's settings.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING, Literal, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
     from types import ModuleType
 
     from transfer_queue.storage.base import Backend, BackendContext, StoreContext, UnitStore
 
-__all__ = ["ENTRY_POINT_GROUP", "backend_names", "open_backend", "open_store"]
+__all__ = ["ENTRY_POINT_GROUP", "backend_names", "backend_servers", "open_backend", "open_store"]
 
 ENTRY_POINT_GROUP = "transfer_queue.backends"
 
-_BUILT_IN = {
-    "simple": ("transfer_queue.storage.memory.client", "transfer_queue.storage.memory.unit"),
-    "mooncake": ("transfer_queue.storage.mooncake.client", "transfer_queue.storage.mooncake.unit"),
+_Side = Literal["CLIENT", "UNIT", "TESTING"]
+
+_BUILT_IN: dict[str, dict[_Side, str]] = {
+    "simple": {
+        "CLIENT": "transfer_queue.storage.memory.client",
+        "UNIT": "transfer_queue.storage.memory.unit",
+    },
+    "mooncake": {
+        "CLIENT": "transfer_queue.storage.mooncake.client",
+        "UNIT": "transfer_queue.storage.mooncake.unit",
+        "TESTING": "transfer_queue.storage.mooncake.testing",
+    },
 }
 
 
@@ -48,12 +66,31 @@ async def open_store(kind: str, context: StoreContext) -> UnitStore:
     return cast("UnitStore", await _side(kind, "UNIT").open_store(context))
 
 
-def _side(kind: str, side: Literal["CLIENT", "UNIT"]) -> ModuleType:
+def backend_servers(kind: str, directory: Path) -> AbstractContextManager[dict[str, Any]]:
+    """What backend ``kind`` needs besides its units, running on this host for the time of a ``with`` block; gives the
+    settings. Raises ConfigError for an unknown name."""
+    module = _side(kind, "TESTING")
+    servers = getattr(module, "servers", None)
+    return nullcontext({}) if servers is None else cast("AbstractContextManager[dict[str, Any]]", servers(directory))
+
+
+def _side(kind: str, side: _Side) -> ModuleType:
     if kind in _BUILT_IN:
-        return importlib.import_module(_BUILT_IN[kind][side == "UNIT"])
+        modules = _BUILT_IN[kind]
+        return importlib.import_module(modules.get(side, modules["CLIENT"]))
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         if point.name == kind:
-            module = cast("ModuleType", point.load())
+            module = _load(point)
             other = getattr(module, side, None)
             return importlib.import_module(other) if other else module
-    raise ConfigError(f"backend {kind!r} is not known; installed backends: {', '.join(backend_names())}")
+    raise ConfigError(
+        f"backend {kind!r} is not known; installed backends: {', '.join(backend_names())}. A package that provides one "
+        f"registers it in the entry-point group {ENTRY_POINT_GROUP} and is installed beside transfer_queue"
+    )
+
+
+def _load(point: importlib.metadata.EntryPoint) -> ModuleType:
+    try:
+        return cast("ModuleType", point.load())
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"backend {point.name!r} ({point.value}) does not load: {error}") from error

@@ -140,6 +140,38 @@ async def test_killed_unit_gives_an_error_that_lists_the_keys(
             await backend.put(block, 3, unit.info, wait_s=0.2)
 
 
+async def test_unit_that_is_stopped_for_three_leases_gives_right_bytes_or_an_error(
+    tmp_path: Path, start_unit: StartUnit, run: str
+) -> None:
+    lease_s = 0.5
+    master = MasterProcess(MasterSettings(**FREE_PORTS, leaseTtlMs=int(1000 * lease_s)), tmp_path / "master.log")
+    try:
+        settings = settings_of(master.start())
+        unit = start_unit(settings)
+        async with client(settings, run) as backend:
+            block = block_of_bytes(16 * MIB)
+            await backend.put(block, 1, unit.info, wait_s=5)
+            read = [BlockRead(unit.info, 1, nbytes=block.nbytes)]
+            unit.process.send_signal(signal.SIGSTOP)
+            try:
+                reading = asyncio.create_task(backend.get(read, timeout_s=30))
+                await asyncio.wait([reading], timeout=3 * lease_s)
+            finally:
+                unit.process.send_signal(signal.SIGCONT)
+            for attempt in (reading, backend.get(read, timeout_s=30)):
+                try:
+                    fetched = await attempt
+                except (ConnectionLostError, WaitTimeoutError):
+                    continue
+                assert bytes(fetched.blocks[0].view.select(None, None).to_bytes()) == bytes(block.to_bytes())
+                fetched.release()
+            fetched = await eventually(lambda: backend.get(read, timeout_s=30), ConnectionLostError)
+            assert bytes(fetched.blocks[0].view.select(None, None).to_bytes()) == bytes(block.to_bytes())
+            fetched.release()
+    finally:
+        master.stop()
+
+
 async def test_unit_that_was_taken_for_dead_notices_when_it_wakes_up(
     tmp_path: Path, start_unit: StartUnit, run: str
 ) -> None:
@@ -240,6 +272,11 @@ def test_unit_waits_for_a_master_that_starts_later(own_master: MasterProcess, tm
             {"metadataServer": "http://127.0.0.1:1/metadata"},
             r"metadata server at http://127\.0\.0\.1:1/meta.* cannot be",
         ),
+        (
+            {"metadataServer": "etcd://127.0.0.1:1"},
+            r"metadataServer: etcd://127\.0\.0\.1:1 cannot be reached.*start etcd",
+        ),
+        ({"masterServerAddress": "etcd://127.0.0.1:1"}, r"masterServerAddress: none of the etcd members .* start etcd"),
         ({"masterServerAddress": "no-such-host.invalid:50051"}, r"masterServerAddress: cannot resolve.*no-such-host"),
         ({"protocol": "rdma", "deviceName": "mlx5_77"}, r"deviceName: no InfiniBand device 'mlx5_77'"),
     ],

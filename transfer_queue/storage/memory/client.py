@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
-from transfer_queue.errors import ConnectionLostError, TransferQueueError
+from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
 from transfer_queue.storage.memory.arena import attach_arena
 from transfer_queue.storage.memory.liveness import take_lock
@@ -98,13 +98,14 @@ class MemoryBackend:
     """See ``storage.base.Backend``."""
 
     name = "simple"
-    capabilities = Capabilities(tracks_writers=True, shared_memory=True)
+    capabilities = Capabilities(tracks_writers=True, shared_memory=True, zero_copy=True, reports_capacity=True)
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._use_shared_memory = bool(context.settings.get("sharedMemory", True))
         self._links: dict[int, _Link] = {}
         self._opening: dict[int, asyncio.Lock] = {}
+        self._closed = False
         self._closing: list[_Link] = []  # lost ones whose arena is still being copied from or to
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
@@ -114,15 +115,18 @@ class MemoryBackend:
         if nbytes <= INLINE_BYTES:
             await link.channel.request(Put(block_id, wait_s), block.segments(), timeout_s=timeout_s)
             return nbytes
+        allocated = False
         try:
             extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s), timeout_s=timeout_s)
+            allocated = True
             if link.mapping is None:
                 await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)
             else:
                 await self._copy_in(block, link.mapping.buffer[extent.offset : extent.offset + nbytes])
                 await link.channel.request(Seal(block_id), timeout_s=timeout_s)
-        except (TransferQueueError, asyncio.CancelledError):
-            link.channel.send(Abort(block_id))
+        except (TransferQueueError, asyncio.CancelledError) as error:
+            if allocated or not isinstance(error, RequestError):  # refused: what is there was another put's
+                link.channel.send(Abort(block_id))
             raise
         return nbytes
 
@@ -182,6 +186,7 @@ class MemoryBackend:
             link.channel.send(Abort(block_id))
 
     async def close(self) -> None:
+        self._closed = True
         links, self._links = self._links, {}
         for link in links.values():
             link.close()
@@ -193,6 +198,8 @@ class MemoryBackend:
                 link.mapping.unlock()
 
     async def _link(self, unit: UnitInfo) -> _Link:
+        if self._closed:
+            raise ConnectionLostError("this client of the storage units is closed")
         link = self._links.get(unit.unit)
         if link is not None and not link.channel.closed:
             return link

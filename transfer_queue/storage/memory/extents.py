@@ -132,6 +132,10 @@ class Extents:
         self._leases[lease] = held
         return lease
 
+    def is_leased(self, offset: int) -> bool:
+        """Whether the extent at ``offset`` is under lease now."""
+        return offset in self._leased
+
     def release(self, lease: int) -> int:
         """End a lease; the bytes recycled by that. Raises InvalidInputError for an unknown or ended lease."""
         held = self._leases.pop(lease, None)

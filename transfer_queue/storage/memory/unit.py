@@ -23,7 +23,7 @@ from transfer_queue.storage.memory.arena import ArenaFile
 from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
 from transfer_queue.wire import messages as wire
 
-__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "remove_abandoned"]
+__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "remove_abandoned", "select_part"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
@@ -251,6 +251,10 @@ class MemoryStore:
         state = self._peers.get(block.writer)
         if state is not None:
             state.unsealed.discard(number)
+        self._give_back(number, block)
+
+    def _give_back(self, number: int, block: _Block) -> None:
+        """Recycle the memory of a dropped block."""
         self._extents.free(block.offset)
 
     # ---------------------------------------------------------------------------------------------------------- reading
@@ -272,13 +276,9 @@ class MemoryStore:
         sizes = []
         for block, part in zip(blocks, message.parts, strict=True):
             data = self._file.memory[block.offset : block.offset + block.nbytes]
-            if part.fields is None and part.rows is None:
-                payload.append(data)
-                sizes.append(len(data))
-            else:
-                selected = _select(data, part)
-                payload += selected.segments()
-                sizes.append(selected.nbytes)
+            segments, nbytes = select_part(data, part)
+            payload += segments
+            sizes.append(nbytes)
         lease = self._extents.lease([block.offset for block in blocks])
         return Served(wire.SubBlocks(sizes), payload, lambda: self._release(lease))
 
@@ -358,6 +358,14 @@ class MemoryStore:
         self._serve_waiters()
 
 
+def select_part(data: memoryview, part: wire.ReadPart) -> tuple[list[memoryview], int]:
+    """What of a block is to be sent, and its bytes in all."""
+    if part.fields is None and part.rows is None:
+        return [data], len(data)
+    selected = _select(data, part)
+    return selected.segments(), selected.nbytes
+
+
 def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
     rows = np.frombuffer(part.rows, dtype="<i4").astype(np.int64) if isinstance(part.rows, bytes) else part.rows
     try:
@@ -389,4 +397,8 @@ async def open_store(context: StoreContext) -> MemoryStore:
     file = ArenaFile(context.capacity, path)
     if context.settings.get("prefault", True):
         file.start_prefault()
+    if "ssdOffload" in context.settings:
+        from transfer_queue.storage.memory.spill import with_spill
+
+        return with_spill(context, file)
     return MemoryStore(context, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +25,15 @@ from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities,
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake.buffers import Bytes, Lease, RegisteredPool, copy_into
 from transfer_queue.storage.mooncake.parts import Part, block_key, parts_of
-from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings
+from transfer_queue.storage.mooncake.ranges import (
+    HEADER_BYTES,
+    SMALLEST_BLOCK,
+    Range,
+    is_partial,
+    overlaps,
+    wanted_ranges,
+)
+from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings, role_from
 from transfer_queue.storage.mooncake.store import Store, open_store
 
 __all__ = ["MooncakeBackend", "open_backend"]
@@ -94,7 +103,7 @@ class MooncakeBackend:
     """
 
     name = "mooncake"
-    capabilities = Capabilities()
+    capabilities = Capabilities(zero_copy=True, reports_capacity=True)
 
     def __init__(self, context: BackendContext, settings: MooncakeSettings, store: Store) -> None:
         self._context = context
@@ -105,11 +114,14 @@ class MooncakeBackend:
         self._writes: list[_Write] = []
         self._writing = False
         self._closed = False
-        self.pool = RegisteredPool(settings.buffer_bytes, store.register, store.unregister, context.run_copy)
+        self.pool = RegisteredPool(
+            settings.buffer_bytes_of(role_from(os.environ)), store.register, store.unregister, context.run_copy
+        )
 
     # ---------------------------------------------------------------------------------------------------------- put
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        self._check_open()
         nbytes = block.nbytes
         if nbytes > unit.capacity:
             raise CapacityError(
@@ -231,6 +243,7 @@ class MooncakeBackend:
     # ---------------------------------------------------------------------------------------------------------- get
 
     async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> _Fetched:
+        self._check_open()
         deadline = self._loop.time() + timeout_s
         sizes = await self._sizes(reads, deadline)
         starts: dict[int, int] = {}  # a block read twice is moved once
@@ -246,6 +259,8 @@ class MooncakeBackend:
         lease = await self._take(total, deadline) if 0 < total <= self.pool.limit // 2 else None
         memory = np.empty(total, np.uint8) if lease is None else lease.array
         try:
+            if lease is not None and self._store.reads_ranges:
+                parts = await self._read_in_part(reads, sizes, starts, parts, lease, deadline)
             await self._read_all(parts, memory, lease, deadline)
             blocks = [
                 FetchedBlock(BlockView(memory[starts[read.block] :][: sizes[read.block]]), read.rows) for read in reads
@@ -255,6 +270,47 @@ class MooncakeBackend:
                 lease.release()
             raise
         return _Fetched(blocks, lease)
+
+    async def _read_in_part(
+        self,
+        reads: Sequence[BlockRead],
+        sizes: dict[int, int],
+        starts: dict[int, int],
+        parts: list[tuple[Part, int]],
+        lease: Lease,
+        deadline: float,
+    ) -> list[tuple[Part, int]]:
+        """Read blocks of which little is wanted to their places; the parts that are left to be read whole."""
+        reads_of: dict[int, list[BlockRead]] = {}
+        for read in reads:
+            if sizes[read.block] >= SMALLEST_BLOCK:
+                reads_of.setdefault(read.block, []).append(read)
+        partial_reads = {block: each for block, each in reads_of.items() if is_partial(each)}
+        if not partial_reads:
+            return parts
+        memory = lease.array
+        places: dict[str, tuple[int, Part, int]] = {}  # key -> block, part, start in memory
+        for block in partial_reads:
+            for part in parts_of(self._context.run, block, sizes[block], self._settings.part_bytes):
+                places[part.key] = (block, part, starts[block] + part.start)
+
+        async def read_ranges(wanted: dict[int, list[Range]]) -> None:
+            targets, ranges = {}, {}
+            for key, (block, part, start) in places.items():
+                inside = overlaps(part, wanted.get(block, ()))
+                if inside:
+                    targets[key], ranges[key] = memory[start : start + part.nbytes], inside
+            await self._read_group(targets, lease, deadline, ranges)
+
+        await read_ranges({block: [(0, HEADER_BYTES)] for block in partial_reads})
+        found: dict[int, list[Range]] = {}
+        for block, each in partial_reads.items():
+            ranges = wanted_ranges(memory[starts[block] : starts[block] + sizes[block]], each)
+            if ranges is not None:
+                found[block] = ranges
+        await read_ranges(found)
+        done = {key for key, (block, _, _) in places.items() if block in found}
+        return [(part, start) for part, start in parts if part.key not in done]
 
     async def _sizes(self, reads: Sequence[BlockRead], deadline: float) -> dict[int, int]:
         sizes = {read.block: read.nbytes for read in reads if read.nbytes is not None}
@@ -291,10 +347,13 @@ class MooncakeBackend:
             finally:
                 window.release()
 
-    async def _read_group(self, targets: dict[str, Bytes], lease: Lease, deadline: float) -> None:
+    async def _read_group(
+        self, targets: dict[str, Bytes], lease: Lease, deadline: float, ranges: dict[str, list[Range]] | None = None
+    ) -> None:
+        """Fill targets, or only ``ranges`` of each."""
         heals = iter(_HEAL_S)
         while targets:
-            failed = await self._call(partial(self._read, targets), lease, deadline=deadline)
+            failed = await self._call(partial(self._read, targets, ranges), lease, deadline=deadline)
             hopeless = {key: code for key, code in failed.items() if code not in codes.RETRIED}
             pause = next(heals, None)
             if hopeless or (failed and pause is None):
@@ -305,10 +364,14 @@ class MooncakeBackend:
             if targets:
                 await asyncio.sleep(pause or 0)
 
-    def _read(self, targets: dict[str, Bytes]) -> dict[str, int]:
+    def _read(self, targets: dict[str, Bytes], ranges: dict[str, list[Range]] | None) -> dict[str, int]:
         """Worker thread: fill targets; returns the codes that are not 0."""
-        keys = list(targets)
-        results = dict(zip(keys, self._store.read(keys, list(targets.values())), strict=True))
+        keys, places = list(targets), list(targets.values())
+        if ranges is None:
+            found = self._store.read(keys, places)
+        else:
+            found = self._store.read_ranges(keys, places, [ranges[key] for key in keys])
+        results = dict(zip(keys, found, strict=True))
         filled = [key for key, code in results.items() if code == 0]
         if filled:
             results.update(zip(filled, self._store.verify(filled), strict=True))
@@ -318,6 +381,10 @@ class MooncakeBackend:
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
         self._in_background(self._call(lambda: self._store.remove_blocks(self._context.run, [block_id])))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLostError("this client of Mooncake is closed")
 
     async def close(self) -> None:
         if self._closed:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def _order(version: str) -> tuple[int, ...]:
 def explain_load_error(text: str, what: str) -> str | None:
     """One line with the fix for a dynamic loader's message, or None if ``text`` is not one."""
     text = " ".join(text.split())
+    if ("GLIBCXX" in text or "CXXABI" in text) and "not found" in text:
+        return (
+            f"{what} needs a newer C++ runtime: upgrade libstdc++6, or in a conda environment conda install "
+            f"'libstdcxx-ng>=13' ({text})"
+        )
+    if "undefined symbol" in text:
+        return (
+            f"{what} was built against another version of a library (ABI mismatch): reinstall it with pip install "
+            f"--force-reinstall, or rebuild it on this machine ({text})"
+        )
     if "GLIBC" in text and "not found" in text:
         return f"{what} does not fit this system's C library: build Mooncake from source ({text})"
     if not any(sign in text for sign in ("cannot open shared object", "file too short", "invalid ELF")):
@@ -95,6 +106,18 @@ def find_master() -> str:
     return found
 
 
+def _why_absent() -> str:
+    spec = importlib.util.find_spec("mooncake")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    built = sorted(path.name for folder in folders for path in Path(folder).glob("store*.so"))
+    if built:
+        return (
+            f"Mooncake is installed for another Python than {sys.version_info[0]}.{sys.version_info[1]} "
+            f"({', '.join(built)}): install it with the pip of this one, python -m {_INSTALL}"
+        )
+    return f"Mooncake is not installed: {_INSTALL}"
+
+
 def import_store() -> Any:
     """The module ``mooncake.store``. Raises StartError that says how to install what is missing."""
     with _importing:
@@ -103,7 +126,7 @@ def import_store() -> Any:
         try:
             return importlib.import_module("mooncake.store")
         except ModuleNotFoundError:
-            raise StartError(f"Mooncake is not installed: {_INSTALL}") from None
+            raise StartError(_why_absent()) from None
         except ImportError as error:
             reason = explain_load_error(str(error), "Mooncake")
             raise StartError(reason or f"Mooncake does not load: {' '.join(str(error).split())}") from error

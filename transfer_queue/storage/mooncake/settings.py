@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document, validate_document
 from transfer_queue.config.quantity import Quantity
+from transfer_queue.errors import ConfigError
 
-__all__ = ["MasterSettings", "MooncakeSettings", "ZeroCopy", "parse_settings"]
+__all__ = ["MasterSettings", "MooncakeSettings", "Role", "ZeroCopy", "parse_settings", "role_from"]
+
+Role = Literal["worker", "controller"]
+"""Which pair of buffer sizes a process takes."""
 
 GIB = 2**30
 MAX_PART = 64 * 2**20
@@ -39,7 +44,11 @@ def _in_gib(model: type[Document], values: Any) -> Any:
 
 
 def _metadata_server(value: str) -> str:
-    if value == "P2PHANDSHAKE" or re.fullmatch(r"https?://[^/\s]+/\S+|etcd://\S+", value):
+    if value == "P2PHANDSHAKE" or re.fullmatch(r"https?://[^/\s]+/\S+", value):
+        return value
+    if value.startswith("etcd://"):
+        for member in value.removeprefix("etcd://").split(";"):
+            _host_port(member)
         return value
     if value.upper().replace("_", "").replace("-", "") == "P2PHANDSHAKE":
         raise ValueError("write it exactly P2PHANDSHAKE")
@@ -79,7 +88,7 @@ class ZeroCopy(Document):
     tensor_buffer_size: BufferBytes = _WORKER_BUFFER
     bytes_buffer_size: BufferBytes = _WORKER_BUFFER
     controller_tensor_buffer_size: BufferBytes = _CONTROLLER_BUFFER
-    """Accepted and without effect: every process takes the two sizes above."""
+    """The sizes of a process that handles whole batches, such as a driver: one with ``TQ_MOONCAKE_ROLE=controller``."""
     controller_bytes_buffer_size: BufferBytes = _CONTROLLER_BUFFER
 
     @model_validator(mode="before")
@@ -117,17 +126,26 @@ class MooncakeSettings(Document):
     def _gib(cls, values: Any) -> Any:
         return _in_gib(cls, values)
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Limit of the memory a client moves blocks through."""
-        if self.zero_copy.enable:
-            return self.zero_copy.tensor_buffer_size + self.zero_copy.bytes_buffer_size
-        return self.local_buffer_size
+    def buffer_bytes_of(self, role: Role) -> int:
+        """Limit of the memory that a client of this role moves blocks through."""
+        if not self.zero_copy.enable:
+            return self.local_buffer_size
+        if role == "controller":
+            return self.zero_copy.controller_tensor_buffer_size + self.zero_copy.controller_bytes_buffer_size
+        return self.zero_copy.tensor_buffer_size + self.zero_copy.bytes_buffer_size
 
     @property
     def part_bytes(self) -> int:
         """Longer blocks are stored in parts of this size. All processes of a queue must agree on it."""
-        return min(MAX_PART, self.buffer_bytes // 4)
+        return min(MAX_PART, *(self.buffer_bytes_of(role) // 4 for role in get_args(Role)))
+
+
+def role_from(environment: Mapping[str, str]) -> Role:
+    """Which buffer sizes this process takes. Raises ConfigError."""
+    role = environment.get("TQ_MOONCAKE_ROLE") or "worker"
+    if role not in get_args(Role):
+        raise ConfigError(f"environment variable TQ_MOONCAKE_ROLE: {role!r}; allowed: {', '.join(get_args(Role))}")
+    return cast("Role", role)
 
 
 class MasterSettings(Document):

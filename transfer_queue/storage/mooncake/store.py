@@ -13,12 +13,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transfer_queue.config.attach import join_address
+from transfer_queue.config.attach import join_address, parse_address
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of
 from transfer_queue.storage.mooncake.devices import choose_devices
 from transfer_queue.storage.mooncake.parts import block_key
+from transfer_queue.storage.mooncake.ranges import Range
 from transfer_queue.storage.mooncake.settings import MooncakeSettings
 
 __all__ = ["Store", "master_host", "open_store"]
@@ -40,6 +41,8 @@ class Store:
         self._zero_copy = settings.zero_copy.enable
         self._pinned = not settings.eviction_disabled
         self._reserved = reserved
+        self.reads_ranges = settings.zero_copy.enable and hasattr(raw, "get_into_ranges")
+        """Whether ``read_ranges`` may be used; older engines read whole values."""
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -91,6 +94,27 @@ class Store:
             int(result) if result < 0 else (0 if result == target.nbytes else codes.GONE)
             for result, target in zip(results, targets, strict=True)
         ]
+
+    def read_ranges(self, keys: Sequence[str], targets: Sequence[Bytes], ranges: Sequence[list[Range]]) -> list[int]:
+        """Fill ``ranges`` (start, stop) of each of ``targets``, which are as long as their values; see ``read``."""
+        results = self._raw.get_into_ranges(
+            [address_of(target) for target in targets],
+            [[key] for key in keys],
+            *(
+                [[[start for start, _ in each]] for each in ranges],
+                [[[start for start, _ in each]] for each in ranges],
+                [[[stop - start for start, stop in each]] for each in ranges],
+            ),
+        )
+        codes_of_keys = []
+        for result, wanted in zip(results, ranges, strict=True):
+            moved = result[0] if result else [codes.GONE]
+            failed = [int(code) for code in moved if code < 0]
+            short = len(moved) != len(wanted) or any(
+                code != stop - start for code, (start, stop) in zip(moved, wanted, strict=False)
+            )
+            codes_of_keys.append(min(failed) if failed else (codes.GONE if short else 0))
+        return codes_of_keys
 
     def _read_through(self, key: str, target: Bytes) -> int:
         value = self._raw.get(key)  # b"" for anything that goes wrong
@@ -211,12 +235,23 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
             tries += 1
             problem = (
                 f"Mooncake set-up of a segment of {segment_bytes} bytes at {local} over {settings.protocol} failed "
-                f"({code}) although master and metadata server answer; for RDMA check ulimit -l and deviceName"
+                f"({code}) although master and metadata server answer; {_advice(settings)}"
             )
         if time.monotonic() >= deadline or tries >= _SET_UP_TRIES:
             raise StartError(problem)
         time.sleep(delay)
         delay = min(2 * delay, _RETRY_S[1])
+
+
+def _advice(settings: MooncakeSettings) -> str:
+    if settings.master_server_address.startswith("etcd://"):
+        return (
+            "perhaps no master is registered in etcd: start mooncake_master with --enable_ha=true and "
+            "--etcd_endpoints, and set MC_STORE_CLUSTER_ID to its --cluster_id"
+        )
+    if settings.protocol == "rdma":
+        return "check ulimit -l and deviceName"
+    return "check that this host's memory has room for the segment"
 
 
 def master_host(settings: MooncakeSettings) -> str:
@@ -285,15 +320,19 @@ def _prepare_rdma(variables: Mapping[str, str]) -> None:
 
 def _probe(settings: MooncakeSettings) -> str | None:
     """Why set-up cannot work now, in one line; None if there is no reason."""
-    if not settings.master_server_address.startswith("etcd://"):
-        port = int(settings.master_server_address.rpartition(":")[2])
-        try:
-            socket.create_connection((master_host(settings), port), timeout=_PROBE_S).close()
-        except OSError as error:
-            return (
-                f"the Mooncake master at {settings.master_server_address} cannot be reached "
-                f"({error.strerror or error}): start mooncake_master, or check masterServerAddress"
-            )
+    master = settings.master_server_address
+    if master.startswith("etcd://"):
+        if (reason := _unreachable(master)) is not None:
+            return f"masterServerAddress: none of the etcd members {master} can be reached ({reason}): start etcd"
+    elif (reason := _unreachable(master)) is not None:
+        return (
+            f"the Mooncake master at {master} cannot be reached ({reason}): start mooncake_master, or check "
+            "masterServerAddress"
+        )
+    if settings.metadata_server.startswith("etcd://"):
+        reason = _unreachable(settings.metadata_server)
+        if reason is not None:
+            return f"metadataServer: {settings.metadata_server} cannot be reached ({reason}): start etcd"
     if settings.metadata_server.startswith("http"):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -301,9 +340,23 @@ def _probe(settings: MooncakeSettings) -> str | None:
         except urllib.error.HTTPError as error:
             error.close()  # no such key: it answers
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
+            cause = getattr(error, "reason", None) or error
             return (
-                f"the Mooncake metadata server at {settings.metadata_server} cannot be reached ({reason}): start "
+                f"the Mooncake metadata server at {settings.metadata_server} cannot be reached ({cause}): start "
                 "mooncake_master with --enable_http_metadata_server=true, or check metadataServer"
             )
     return None
+
+
+def _unreachable(address: str) -> str | None:
+    """Why none of ``etcd://HOST:PORT;HOST:PORT``, or not ``HOST:PORT``, takes connections; None if one does."""
+    reason = ""
+    for member in address.removeprefix("etcd://").split(";"):
+        host, port = parse_address(member)
+        try:
+            socket.create_connection((host, port), timeout=_PROBE_S).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return None
+    return reason

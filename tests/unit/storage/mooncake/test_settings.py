@@ -6,7 +6,7 @@ import pytest
 
 from transfer_queue.config.document import validate_document
 from transfer_queue.errors import ConfigError
-from transfer_queue.storage.mooncake.settings import MasterSettings, MooncakeSettings, parse_settings
+from transfer_queue.storage.mooncake.settings import MasterSettings, MooncakeSettings, parse_settings, role_from
 
 GIB = 2**30
 REQUIRED = {"metadataServer": "http://head:8080/metadata", "masterServerAddress": "head:50051"}
@@ -22,7 +22,8 @@ def test_defaults() -> None:
     assert zero_copy.enable
     assert (zero_copy.tensor_buffer_size, zero_copy.bytes_buffer_size) == (2 * GIB, 2 * GIB)
     assert (zero_copy.controller_tensor_buffer_size, zero_copy.controller_bytes_buffer_size) == (10 * GIB, 10 * GIB)
-    assert settings.buffer_bytes == 4 * GIB
+    assert settings.buffer_bytes_of("worker") == 4 * GIB
+    assert settings.buffer_bytes_of("controller") == 20 * GIB
 
 
 def test_sizes_are_taken_as_gib_numbers_and_as_quantities() -> None:
@@ -83,6 +84,18 @@ def test_small_buffers_mean_small_parts() -> None:
     small = {"tensor_buffer_size": "8Mi", "bytes_buffer_size": "8Mi"}
     assert parse_settings({**REQUIRED, "zero_copy": small}).part_bytes == 4 * 2**20
     assert MooncakeSettings.model_validate(REQUIRED).part_bytes == 64 * 2**20
+
+
+def test_parts_fit_the_smaller_of_the_buffers_of_both_roles() -> None:
+    small = {"controllerTensorBufferSize": "4Mi", "controllerBytesBufferSize": "4Mi"}
+    assert parse_settings({**REQUIRED, "zeroCopy": small}).part_bytes == 2 * 2**20
+
+
+def test_role_comes_from_the_environment_and_a_wrong_one_is_named() -> None:
+    assert role_from({}) == "worker"
+    assert role_from({"TQ_MOONCAKE_ROLE": "controller"}) == "controller"
+    with pytest.raises(ConfigError, match="TQ_MOONCAKE_ROLE: 'driver'; allowed: worker, controller"):
+        role_from({"TQ_MOONCAKE_ROLE": "driver"})
 
 
 def test_master_ports_must_differ() -> None:

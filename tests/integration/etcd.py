@@ -1,0 +1,63 @@
+"""A real etcd on free ports of the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+__all__ = ["running_etcd"]
+
+
+def _binary() -> str:
+    """From the PATH, or the test cluster's build."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built = sorted(cache.glob("transferqueue/cluster/*/bin/etcd"))
+    found = shutil.which("etcd") or (str(built[0]) if built else None)
+    assert found, "etcd is not installed: scripts/setup, or apt-get install etcd-server"
+    return found
+
+
+@contextmanager
+def running_etcd(folder: Path) -> Iterator[str]:
+    """Gives host:port for clients."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        client, peer = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+    arguments = {
+        "data-dir": folder / "etcd",
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+    with (folder / "etcd.log").open("wb") as log:
+        process = subprocess.Popen(
+            [_binary(), *(f"--{name}={value}" for name, value in arguments.items())], stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or _is_healthy(client), "etcd serves", 60)
+        assert process.poll() is None, (folder / "etcd.log").read_text()[-2000:]
+        yield client.removeprefix("http://")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_healthy(client: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{client}/health", timeout=2) as answer:
+            return b'"true"' in answer.read()
+    except (OSError, urllib.error.URLError):
+        return False

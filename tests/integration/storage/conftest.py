@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SUITE = "transfer_queue.storage.conformance"
+Run = Callable[..., "dict[str, str]"]
+
+
+@pytest.fixture
+def run_conformance(tmp_path: Path) -> Run:
+    """Runs the suite as the author of a backend does; the outcome of each case by its id."""
+
+    def run(backend: str, *extra_paths: Path) -> dict[str, str]:
+        paths = os.pathsep.join(map(str, [*extra_paths, ROOT]))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            f"{SUITE}.plugin",
+            "-p",
+            "no:cacheprovider",
+            "-v",
+            "--tb=short",
+        ]
+        done = subprocess.run(
+            [*command, "--pyargs", SUITE, f"--backend={backend}"],
+            env={**os.environ, "PYTHONPATH": paths},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        outcomes = dict(re.findall(r"(test_\w+\.py::\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)", done.stdout))
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        return outcomes
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def redis_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example backend, installed by pip into a folder of its own."""
+    target = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    source = tmp_path_factory.mktemp("source") / "redis"
+    subprocess.run(["cp", "-r", str(ROOT / "examples/backends/redis"), str(source)], check=True)  # pip writes into it
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)], check=True)
+    return target

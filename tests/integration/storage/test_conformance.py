@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.storage.conftest import ROOT, Run
+
+pytestmark = pytest.mark.timeout(600)
+
+CASES = 29
+"""Of the suite; the same ids for every backend."""
+
+
+def assert_all_passed(outcomes: dict[str, str]) -> None:
+    assert set(outcomes.values()) == {"PASSED"}
+    assert len(outcomes) == CASES
+
+
+def test_memory_conforms(run_conformance: Run) -> None:
+    assert_all_passed(run_conformance("memory"))
+
+
+def test_mooncake_conforms(run_conformance: Run) -> None:
+    assert_all_passed(run_conformance("mooncake"))
+
+
+def test_installed_package_is_found_and_conforms(run_conformance: Run, redis_package: Path) -> None:
+    assert_all_passed(run_conformance("redis", redis_package))
+
+
+def test_backend_of_no_package_is_refused_with_those_that_there_are(redis_package: Path) -> None:
+    program = (
+        "import asyncio\n"
+        "from transfer_queue.storage.registry import open_backend\n"
+        "asyncio.run(open_backend('rediss', None))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{redis_package}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ConfigError: backend 'rediss' is not known; installed backends: mooncake, redis, simple" in done.stderr

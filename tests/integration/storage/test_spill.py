@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import resource
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.waiting import wait_until
+from transfer_queue.errors import CapacityError, StartError
+from transfer_queue.storage.conformance.servers import CAPACITY, Servers
+
+MIB = 1 << 20
+ROWS = 8
+BATCHES = 3 * 2 * CAPACITY // (ROWS * MIB)
+"""As many batches of 8 MiB as make three times the memory of both units."""
+
+StartQueue = Callable[..., Servers]
+
+
+@pytest.fixture
+def start_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartQueue]:
+    started: list[Servers] = []
+    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+
+    def start(**changes: Any) -> Servers:
+        offload = {"enabled": True, "path": str(tmp_path / "spill"), **changes.pop("offload", {})}
+        servers = Servers("simple", {"ssdOffload": offload, **changes}, tmp_path)
+        started.append(servers)
+        tq.init({"controller": {"addresses": [servers.address]}})
+        return servers
+
+    yield start
+    tq.close()
+    for servers in started:
+        servers.stop()
+
+
+def batch(number: int) -> TensorDict:
+    generator = torch.Generator().manual_seed(number)
+    large = torch.randint(0, 255, (ROWS, MIB), dtype=torch.uint8, generator=generator)
+    return TensorDict({"large": large, "small": torch.arange(ROWS) + number}, batch_size=[ROWS])
+
+
+def keys(number: int) -> list[str]:
+    return [f"{number}-{row}" for row in range(ROWS)]
+
+
+def spilled(servers: Servers) -> int:
+    """Bytes on disk of the files without a name that the units hold open."""
+    total = 0
+    for unit in servers._units:
+        folder = Path(f"/proc/{unit.pid}/fd")
+        for descriptor in folder.iterdir():
+            if "/spill/" in os.readlink(descriptor):
+                total += descriptor.stat().st_blocks * 512
+    return total
+
+
+def read_and_compare(number: int, partition: str) -> None:
+    found = tq.kv_batch_get(keys(number), partition)
+    expected = batch(number)
+    assert torch.equal(torch.stack(list(found["large"].unbind())), expected["large"])
+    assert torch.equal(found["small"], expected["small"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"sharedMemory": False}], ids=["shared-memory", "tcp"])
+def test_three_times_the_memory_comes_back_equal_and_the_disk_is_given_back(
+    start_queue: StartQueue, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    servers, partition = start_queue(**changes), uuid.uuid4().hex
+    for number in range(BATCHES):
+        tq.kv_batch_put(keys(number), partition, batch(number))
+    assert spilled(servers) >= 3 * CAPACITY
+    assert list((tmp_path / "spill").iterdir()) == []
+    for number in range(BATCHES):
+        read_and_compare(number, partition)
+    last = tq.kv_batch_get([keys(BATCHES - 1)[5], keys(0)[2]], partition, select_fields=["small"])
+    assert last["small"].tolist() == [BATCHES - 1 + 5, 2]
+    for number in range(BATCHES):
+        tq.kv_clear(keys(number), partition)
+    wait_until(lambda: spilled(servers) == 0, "the disk is given back", 60)
+    tq.kv_batch_put(keys(0), partition, batch(0))
+    read_and_compare(0, partition)
+
+
+def test_full_disk_is_a_capacity_error_that_names_the_folder_and_nothing_is_lost(
+    start_queue: StartQueue, tmp_path: Path
+) -> None:
+    servers, partition = start_queue(), uuid.uuid4().hex
+    for unit in servers._units:  # writes beyond it fail, as on a full disk
+        resource.prlimit(unit.pid, resource.RLIMIT_FSIZE, (24 * MIB, 24 * MIB))
+    stored = 0
+    with pytest.raises(CapacityError, match=rf"capacity.*ssdOffload.path {tmp_path}/spill takes no more"):
+        for number in range(BATCHES):
+            tq.kv_batch_put(keys(number), partition, batch(number))
+            stored = number + 1
+    assert stored * ROWS * MIB > 2 * CAPACITY
+    for number in range(stored):
+        read_and_compare(number, partition)
+    tq.kv_clear(keys(0) + keys(1), partition)
+    wait_until(lambda: _fits(partition), "there is room again", 60)
+    read_and_compare(stored - 1, partition)
+
+
+def _fits(partition: str) -> bool:
+    try:
+        tq.kv_batch_put(keys(1000), partition, batch(1000))
+    except CapacityError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("offload", "message"),
+    [
+        ({"path": None}, "ssdOffload.path: name a folder on a local disk"),
+        ({"path": "/proc/nowhere"}, "ssdOffload.path: no file can be made in /proc/nowhere"),
+        ({"thresholdBytes": "much"}, "ssdOffload: thresholdBytes: 'much' is not a quantity"),
+    ],
+)
+def test_wrong_setting_is_named_at_start(start_queue: StartQueue, offload: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        start_queue(offload=offload)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from transfer_queue.storage.memory.spill import SpillFile
+
+
+def test_blocks_come_back_whatever_was_freed_between(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    spill = SpillFile(tmp_path / "made")
+    held: dict[object, bytes] = {}
+    for _ in range(300):
+        if held and chance.random() < 0.45:
+            place = chance.choice(list(held))
+            assert bytes(spill.read(place)) == held.pop(place)  # type: ignore[arg-type]
+            spill.free(place)  # type: ignore[arg-type]
+        else:
+            data = chance.randbytes(chance.randrange(1, 20_000))
+            place = spill.reserve(len(data))
+            spill.write(place, memoryview(data))
+            held[place] = data
+    for place, data in held.items():
+        assert bytes(spill.read(place)) == data  # type: ignore[arg-type]
+        spill.free(place)  # type: ignore[arg-type]
+    assert spill.used == 0
+    spill.close()
+    assert list((tmp_path / "made").iterdir()) == []

@@ -1,0 +1,253 @@
+"""Blocks on a local disk beyond the memory of a storage unit. Nothing unread is ever dropped.
+
+When a put finds no room in the arena, the youngest blocks move to a file: rows are consumed about in the order in which
+they came. A block that was moved is read from the file and sent to its reader; it does not come back into the arena.
+The file has no name, so that it is gone with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from transfer_queue.config.document import Bytes, Document, validate_document
+from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
+from transfer_queue.storage.base import Peer, Served, StoreContext
+from transfer_queue.storage.memory.arena import ArenaFile
+from transfer_queue.storage.memory.extents import Extents
+from transfer_queue.storage.memory.unit import MemoryStore, _Block, select_part
+from transfer_queue.wire import messages as wire
+
+__all__ = ["SpillFile", "SpillSettings", "SpillingStore", "with_spill"]
+
+_FILE_BYTES = 1 << 50
+"""Offsets in the file; the disk is the limit."""
+
+
+class SpillSettings(Document):
+    """``ssdOffload`` of the simple backend."""
+
+    enabled: bool = False
+    path: str | None = None
+    """A folder on a local disk; it is made if it is not there."""
+    threshold_bytes: Bytes = Field(default=1 << 20, ge=0)
+    """Smaller blocks stay in memory."""
+    glibc_mmap_threshold_bytes: Bytes = Field(default=1 << 20, ge=0)
+    """Accepted and without effect: blocks do not lie on the heap."""
+
+
+class _Place(NamedTuple):
+    offset: int
+    nbytes: int
+
+
+class SpillFile:
+    """A file without a name in ``folder``. ``write`` and ``read`` block and may run in any thread, one at a time each.
+
+    Raises StartError if it cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise StartError(f"ssdOffload.path: no file can be made in {folder}: {error.strerror}") from error
+        self._extents = Extents(_FILE_BYTES)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the blocks in the file."""
+        return self._extents.used
+
+    def reserve(self, nbytes: int) -> _Place:
+        offset = self._extents.allocate(nbytes)
+        assert offset is not None, "2**50 bytes are not used up"
+        return _Place(offset, nbytes)
+
+    def write(self, place: _Place, data: memoryview) -> None:
+        """Raises OSError: the disk is full."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._file.fileno(), data[done:], place.offset + done)
+
+    def read(self, place: _Place) -> memoryview:
+        """Raises OSError."""
+        target = memoryview(bytearray(place.nbytes))
+        done = 0
+        while done < place.nbytes:
+            count = os.preadv(self._file.fileno(), [target[done:]], place.offset + done)
+            if count == 0:
+                raise OSError(f"the spill file ends before {place.offset + place.nbytes}")
+            done += count
+        return target
+
+    def free(self, place: _Place) -> None:
+        self._extents.free(place.offset)
+        if not self._extents.used:
+            os.ftruncate(self._file.fileno(), 0)  # give the disk back
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SpillingStore(MemoryStore):
+    """A MemoryStore whose arena is the first place for blocks, and a file the second."""
+
+    def __init__(self, context: StoreContext, file: ArenaFile, spill: SpillFile, threshold: int) -> None:
+        super().__init__(context, file)
+        self._spill = spill
+        self._threshold = threshold
+        self._movable: dict[int, None] = {}
+        """Blocks in the arena that are long enough, the youngest last."""
+        self._moved: dict[int, _Place] = {}
+        self._moving = asyncio.Lock()
+        self._problem = ""
+
+    async def close(self) -> None:
+        async with self._moving:  # the arena is not unmapped under a write
+            await super().close()
+            self._spill.close()
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
+        block = super()._add(peer, number, offset, nbytes)
+        if nbytes >= self._threshold:
+            self._movable[number] = None
+        return block
+
+    def _give_back(self, number: int, block: _Block) -> None:
+        self._movable.pop(number, None)
+        place = self._moved.pop(number, None)
+        if place is None:
+            super()._give_back(number, block)
+        else:
+            self._spill.free(place)
+
+    async def _wait_for_space(self, *args: Any, **kwargs: Any) -> int:
+        nbytes = next(each for each in args if isinstance(each, int))
+        while nbytes <= self._extents.capacity:
+            offset = self._extents.allocate(nbytes)
+            if offset is not None:
+                return offset
+            if not await self._move_one():
+                break
+        try:
+            return await super()._wait_for_space(*args, **kwargs)
+        except CapacityError as error:
+            raise CapacityError(f"{error}; {self._problem}" if self._problem else str(error)) from None
+
+    async def _move_one(self) -> bool:
+        """Move the youngest block that nobody reads to the file. False: there is none, or the disk is full."""
+        async with self._moving:
+            if self._closed:
+                return False
+            number = next((each for each in reversed(self._movable) if self._may_move(each)), None)
+            if number is None:
+                return False
+            block = self._blocks[number]
+            place = self._spill.reserve(block.nbytes)
+            lease = self._extents.lease([block.offset])
+            data = self._file.memory[block.offset : block.offset + block.nbytes]
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self._spill.write, place, data)
+            except OSError as error:
+                self._spill.free(place)
+                self._report(f"the disk of ssdOffload.path {self._spill.folder} takes no more: {error.strerror}")
+                return False
+            finally:
+                data.release()
+                self._release(lease)
+            self._problem = ""
+            if self._blocks.get(number) is not block:  # freed while it was written
+                self._spill.free(place)
+                return True
+            del self._movable[number]
+            self._moved[number] = place
+            self._extents.free(block.offset)
+            self._serve_waiters()
+            return True
+
+    def _may_move(self, number: int) -> bool:
+        block = self._blocks.get(number)
+        return block is not None and block.sealed and not self._extents.is_leased(block.offset)
+
+    def _report(self, problem: str) -> None:
+        if problem != self._problem:
+            self._context.log(problem)
+        self._problem = problem
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        if isinstance(message, wire.Open) and not self._moved.keys().isdisjoint(message.blocks):
+            return self._open_moved(message)
+        if isinstance(message, wire.Read) and not self._moved.keys().isdisjoint(part.block for part in message.parts):
+            return self._read_moved(message)
+        return super().serve(peer, message, payload)
+
+    async def _open_moved(self, message: wire.Open) -> Served:
+        """All of the blocks are sent, those in the arena as well: the reader expects them in one place."""
+        data, lease = await self._bytes_of(message.blocks)
+        places = itertools.accumulate((len(each) for each in data[:-1]), initial=0)
+        extents = [(place, len(each)) for place, each in zip(places, data, strict=True)]
+        return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
+
+    async def _read_moved(self, message: wire.Read) -> Served:
+        data, lease = await self._bytes_of([part.block for part in message.parts])
+        try:
+            parts = [select_part(each, part) for each, part in zip(data, message.parts, strict=True)]
+        except BaseException:
+            self._release(lease)
+            raise
+        payload = [segment for segments, _ in parts for segment in segments]
+        return Served(wire.SubBlocks([nbytes for _, nbytes in parts]), payload, lambda: self._release(lease))
+
+    async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
+        """All bytes of each block, and a lease on those that lie in the arena."""
+        blocks = [self._readable(number) for number in numbers]
+        places = [self._moved.get(number) for number in numbers]
+        lease = self._extents.lease(
+            [block.offset for block, place in zip(blocks, places, strict=True) if place is None]
+        )
+        loop = asyncio.get_running_loop()
+        data = []
+        try:
+            for number, block, place in zip(numbers, blocks, places, strict=True):
+                if place is None:
+                    data.append(self._file.memory[block.offset : block.offset + block.nbytes])
+                    continue
+                data.append(await loop.run_in_executor(None, self._spill.read, place))
+                if self._moved.get(number) is not place:  # freed meanwhile, and perhaps overwritten
+                    raise StorageKeyNotFoundError(f"block {number:#x} is gone from storage unit {self._context.name}")
+        except OSError as error:
+            self._release(lease)
+            raise StorageKeyNotFoundError(f"blocks cannot be read from {self._spill.folder}: {error}") from error
+        except BaseException:
+            self._release(lease)
+            raise
+        return data, lease
+
+
+def with_spill(context: StoreContext, file: ArenaFile) -> MemoryStore:
+    """The store for an arena, as ``ssdOffload`` of the settings says. Raises ConfigError, StartError."""
+    try:
+        settings = validate_document(SpillSettings, context.settings["ssdOffload"], "backend simple: ssdOffload")
+        if not settings.enabled:
+            return MemoryStore(context, file)
+        if settings.path is None:
+            raise StartError("ssdOffload.path: name a folder on a local disk")
+        spill = SpillFile(Path(settings.path))
+    except BaseException:
+        file.close()
+        raise
+    return SpillingStore(context, file, spill, settings.threshold_bytes)
