@@ -103,7 +103,7 @@ def _inject_container(container: Manifest, queue: Queue) -> bool:
         mounts.append({"name": _CONFIG_VOLUME, "mountPath": CONFIG_DIRECTORY, "readOnly": True})
     if "/dev/shm" not in paths:
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
-    if queue.spec.transport == "rdma" and queue.spec.rdma.resource_name:
+    if queue.transport == "rdma" and queue.spec.rdma.resource_name:
         _give_rdma(container, queue.spec.rdma.resource_name)
     return "/dev/shm" not in paths or paths["/dev/shm"].get("name") == _SHM_VOLUME
 
@@ -118,7 +118,7 @@ def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
     ]
     if not own & {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}:  # a pod that names its queue itself means it
         entries.append({"name": "TQ_CONFIG_FILE", "value": f"{CONFIG_DIRECTORY}/{_CONFIG_FILE}"})
-    if queue.spec.transport == "rdma":
+    if queue.transport == "rdma":
         entries.append({"name": "MC_ENABLE_DEST_DEVICE_AFFINITY", "value": "1"})
     named = {entry["name"] for entry in entries}
     further = [{"name": name, "value": value} for name, value in sorted(queue.spec.injection.env.items())]

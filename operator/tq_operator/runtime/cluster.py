@@ -72,6 +72,31 @@ class Cluster:
         """Server-side apply; fields that others set by hand are taken back."""
         return self._apply(_path(manifest), manifest)
 
+    def delete(self, manifest: Manifest) -> None:
+        """Delete this very object, not one that has taken its name since."""
+        options = {"preconditions": {"uid": manifest["metadata"]["uid"]}, "propagationPolicy": "Background"}
+        try:
+            self._call("DELETE", _path(manifest), options)
+        except (NotFoundError, ConflictError):
+            return
+
+    def offered(self, resource: str) -> int | None:
+        """Devices of an extended resource on all nodes together; None without the right to read nodes."""
+        try:
+            nodes = self._list("/api/v1/nodes")
+        except ClusterError:
+            return None
+        return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+
+    def refused_pods(self, owner: Manifest) -> str:
+        """Why the latest pod of a StatefulSet could not be made, which only an event says; empty if none was."""
+        metadata = owner["metadata"]
+        fields = f"involvedObject.uid={metadata['uid']},reason=FailedCreate"
+        path = f"/api/v1/namespaces/{metadata['namespace']}/events"
+        found = self._call("GET", path, query=[("fieldSelector", fields)])["items"]
+        latest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default=None)
+        return str(latest["message"]) if latest else ""
+
     def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "status": status}
         self._apply(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}/status", document)
@@ -98,7 +123,7 @@ class Cluster:
         query = [("fieldManager", MANAGER), ("force", "true")]
         try:
             return self._call("PATCH", path, manifest, query, "application/apply-patch+yaml")
-        except NotFoundError as error:
+        except (NotFoundError, ConflictError) as error:
             raise ClusterError(_words(error)) from None
 
     def _call(

@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import differs, foreign_owner, stamped
 from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION, digest
-from tq_operator.plan.queue import Images, Manifest, Queue
-from tq_operator.plan.status import Observation, Problem, queue_status, refused_status
+from tq_operator.plan.problems import Problem, refusal
+from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
+from tq_operator.plan.rdma import Transport, choose_transport
+from tq_operator.plan.status import Observation, queue_status, refused_status
+from tq_operator.plan.step import Children, Step, next_step, wanted_children
 from tq_operator.runtime.cluster import Cluster, ClusterError
 from tq_operator.runtime.usage import stored_bytes
-from transfer_queue.config import resource
 from transfer_queue.config.defaults import API_VERSION, KIND
 from transfer_queue.errors import ConfigError
 
-__all__ = ["Key", "Reconciler", "queue_from"]
+__all__ = ["Key", "Reconciler"]
 
 logger = logging.getLogger("tq_operator.reconciler")
 
@@ -34,12 +35,6 @@ _GATHER_S = 0.1
 """Events of one change arrive together; one look at the queue answers them all."""
 _LONGEST_DELAY_S = 60.0
 _FINISHED = {"Succeeded", "Failed"}
-
-
-def queue_from(document: Manifest) -> Queue:
-    """Raises ConfigError if the spec is not valid."""
-    metadata = document["metadata"]
-    return Queue(resource.parse(document), metadata["uid"], metadata.get("generation", 0))
 
 
 class Reconciler:
@@ -123,39 +118,68 @@ class Reconciler:
             generation = document["metadata"].get("generation", 0)
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
             return True
-        children = self._cluster.children(*key)
-        problems = self._apply_children(queue, children)
-        pods = self._cluster.pods(self._namespaces, queue.name)
-        seen = Observation(
-            children=children,
-            pods=[pod for pod in pods if _is_part(pod, queue)],
-            injected=sum(_is_injected(pod, queue) for pod in pods),
-            used=self._used(queue, children),
-            problems=problems,
-        )
+        seen, queue = self._observe(queue, previous)
+        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous))
+        if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
+            queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
+        children, problems = self._write(queue, step, dict(seen.children))
+        seen = replace(seen, children=children, problems=[*step.problems, *problems], held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
         return not problems
 
-    def _apply_children(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> list[Problem]:
-        """Write what differs; ``children`` is brought up to date."""
-        problems = []
-        for manifest in map(stamped, desired_children(queue, self._images)):
-            kind, name = manifest["kind"], manifest["metadata"]["name"]
-            observed = children.get((kind, name))
-            try:
-                if observed is None:  # also one without our labels
-                    observed = self._cluster.child(manifest)
-                if foreign_owner(observed, queue.uid):
-                    message = f"{kind} {name} exists and belongs to something else; delete it or rename the queue"
-                    problems.append(Problem("NameConflict", message))
-                elif differs(manifest, observed):
-                    children[kind, name] = self._cluster.apply(manifest)
-                    logger.info("applied %s %s/%s", kind, queue.namespace, name)
-            except ClusterError as error:
-                problems.append(Problem("ApplyFailed", f"{kind} {name}: {error}"))
-        return problems
+    def _observe(self, queue: Queue, previous: dict[str, Any]) -> tuple[Observation, Queue]:
+        """What there is, and the queue with the transport that fits it."""
+        cluster, resource = self._cluster, queue.spec.rdma.resource_name
+        capacity = cluster.offered(resource) if resource and queue.spec.transport == "rdma" else None
+        storage = previous.get("storage", {})
+        same = previous.get("observedGeneration") == queue.generation
+        running = previous.get("transport") if same else None
+        working = bool(storage.get("ready")) and storage.get("ready") == storage.get("replicas")
+        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working))
+        children = cluster.children(queue.namespace, queue.name)
+        for manifest in wanted_children(queue, self._images):
+            key = manifest["kind"], manifest["metadata"]["name"]
+            # Also one without our labels.
+            if key not in children and (found := cluster.child(manifest)) is not None:
+                children[key] = found
+        pods = cluster.pods(self._namespaces, queue.name)
+        return (
+            Observation(
+                children=children,
+                pods=[pod for pod in pods if _is_part(pod, queue)],
+                injected=sum(_is_injected(pod, queue) for pod in pods),
+                used=self._used(queue, children),
+            ),
+            queue,
+        )
 
-    def _used(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> int | None:
+    def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
+        """Write what the step says. Gives the children as they are then, and what went wrong."""
+        found, problems = dict(children), []
+        for manifest in step.apply:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            try:
+                found[kind, name] = self._cluster.apply(manifest)
+                logger.info("applied %s %s/%s", kind, queue.namespace, name)
+            except ClusterError as error:
+                problems.append(refusal(f"{kind} {name}", str(error)))
+        for manifest in step.delete:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            try:
+                self._cluster.delete(manifest)
+                logger.info("deleted %s %s/%s", kind, queue.namespace, name)
+            except ClusterError as error:
+                problems.append(refusal(f"{kind} {name}", str(error)))
+        for (kind, name), child in found.items():
+            if kind == "StatefulSet" and child.get("status", {}).get("replicas", 0) < child["spec"].get("replicas", 1):
+                try:
+                    if words := self._cluster.refused_pods(child):
+                        problems.append(refusal(f"{kind} {name}", words, "PodsRefused"))
+                except ClusterError as error:
+                    problems.append(refusal(f"events of {kind} {name}", str(error)))
+        return found, problems
+
+    def _used(self, queue: Queue, children: Children) -> int | None:
         deployment = children.get(("Deployment", queue.child("controller")), {})
         if not deployment.get("status", {}).get("readyReplicas"):
             return None
@@ -167,20 +191,26 @@ class Reconciler:
         metadata = document["metadata"]
         self._cluster.write_status(metadata["namespace"], metadata["name"], status)
         for condition in status["conditions"]:
-            if condition["type"] != "Progressing" and _changed(condition, previous):
-                self._cluster.create_event(_event(document, condition, self._identity))
+            if _worth_an_event(condition, previous):
+                try:
+                    self._cluster.create_event(_event(document, condition, self._identity))
+                except ClusterError as error:  # the condition says it too
+                    logger.warning("no event %s for %s: %s", condition["reason"], metadata["name"], error)
 
 
-def _changed(condition: dict[str, Any], previous: dict[str, Any]) -> bool:
+def _worth_an_event(condition: dict[str, Any], previous: dict[str, Any]) -> bool:
+    if condition["type"] == "Progressing" and condition["reason"] != "Held":
+        return False
     old = next((other for other in previous.get("conditions", []) if other["type"] == condition["type"]), None)
     if old is None:  # a new queue is not yet ready and not degraded: no news
-        return bool(condition["status"] == "True")
+        return bool(condition["status"] == "True" or condition["type"] == "RdmaAvailable")
     return (old["status"], old["reason"]) != (condition["status"], condition["reason"])
 
 
 def _event(document: Manifest, condition: dict[str, Any], identity: str) -> Manifest:
     metadata = document["metadata"]
-    good = (condition["type"] == "Ready") == (condition["status"] == "True")
+    bad = condition["type"] == "Degraded"
+    good = condition["reason"] != "Held" and bad != (condition["status"] == "True")
     mark = digest(f"{metadata['uid']} {condition['type']} {condition['reason']} {condition['lastTransitionTime']}")
     return {
         "apiVersion": "events.k8s.io/v1",
@@ -201,6 +231,15 @@ def _event(document: Manifest, condition: dict[str, Any], identity: str) -> Mani
         "reportingInstance": identity,
         "eventTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
     }
+
+
+def _holds_rows(queue: Queue, seen: Observation, previous: dict[str, Any]) -> bool:
+    """Whether rows would be lost with the memory of the parts. Without a ready controller nobody can find any."""
+    if seen.used is not None:
+        return seen.used > 0
+    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
+    known = previous.get("storage", {}).get("used", "0")
+    return bool(deployment.get("status", {}).get("readyReplicas")) and known != "0"
 
 
 def _is_part(pod: Manifest, queue: Queue) -> bool:

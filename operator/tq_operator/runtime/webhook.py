@@ -22,9 +22,8 @@ from tq_operator.admission.review import (
     read_review,
     validate_queue,
 )
-from tq_operator.plan.queue import Manifest
+from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.runtime.cluster import ClusterError
-from tq_operator.runtime.reconciler import queue_from
 from transfer_queue.errors import ConfigError, StartError
 
 __all__ = ["INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]

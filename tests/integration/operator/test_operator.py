@@ -278,3 +278,21 @@ def test_the_operator_ends_on_a_signal_and_says_in_one_line_why_it_cannot_start(
         wait_until(running.ready, "a second operator is ready")
         child.terminate()
         assert child.wait(30) == 0
+
+
+@pytest.mark.parametrize(("limit", "what"), [("count/statefulsets.apps", "StatefulSet"), ("pods", "Pod")])
+def test_an_exceeded_quota_is_told_about(operator: Operator, limit: str, what: str) -> None:
+    plane, namespace = operator.plane, f"quota-{what.lower()}"
+    plane.kubectl("create", "namespace", namespace)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
+    plane.apply(yaml.safe_dump({**quota, "spec": {"hard": {limit: "0"}}}))
+    wait_until(lambda: (plane.get("resourcequota", "none", namespace) or {}).get("status"), "the quota is counted")
+    plane.apply(EXAMPLE.replace("NAME", "q").replace("namespace: default", f"namespace: {namespace}"))
+
+    def reported() -> Any:
+        found = (plane.get("transferqueue", "q", namespace) or {}).get("status", {}).get("conditions", [])
+        return [entry for entry in found if entry["reason"] == "QuotaExceeded" and entry["type"] == "Degraded"]
+
+    (degraded,) = wait_until(reported, "the quota is in the condition", 60)
+    assert "raise the ResourceQuota of the namespace" in degraded["message"]
+    plane.kubectl("delete", "transferqueue", "q", "-n", namespace)
