@@ -76,7 +76,7 @@ class Cluster:
         """Delete this very object, not one that has taken its name since."""
         options = {"preconditions": {"uid": manifest["metadata"]["uid"]}, "propagationPolicy": "Background"}
         try:
-            self._call("DELETE", _path(manifest), options)
+            self.call("DELETE", _path(manifest), options)
         except (NotFoundError, ConflictError):
             return
 
@@ -93,7 +93,7 @@ class Cluster:
         metadata = owner["metadata"]
         fields = f"involvedObject.uid={metadata['uid']},reason=FailedCreate"
         path = f"/api/v1/namespaces/{metadata['namespace']}/events"
-        found = self._call("GET", path, query=[("fieldSelector", fields)])["items"]
+        found = self.call("GET", path, query=[("fieldSelector", fields)])["items"]
         latest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default=None)
         return str(latest["message"]) if latest else ""
 
@@ -105,28 +105,28 @@ class Cluster:
         """Create an events.k8s.io event; one of that name already there is left as it is."""
         namespace = event["metadata"]["namespace"]
         try:
-            self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
+            self.call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
         except ConflictError:
             return
 
     def _get(self, path: str) -> Manifest | None:
         try:
-            return self._call("GET", path)
+            return self.call("GET", path)
         except NotFoundError:
             return None
 
     def _list(self, path: str, chosen: str = "") -> list[Manifest]:
-        items: list[Manifest] = self._call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
+        items: list[Manifest] = self.call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
         return items
 
     def _apply(self, path: str, manifest: Manifest) -> Manifest:
         query = [("fieldManager", MANAGER), ("force", "true")]
         try:
-            return self._call("PATCH", path, manifest, query, "application/apply-patch+yaml")
+            return self.call("PATCH", path, manifest, query, "application/apply-patch+yaml")
         except (NotFoundError, ConflictError) as error:
             raise ClusterError(_words(error)) from None
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,

@@ -6,11 +6,13 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from cryptography import x509
 
 from tq_operator.admission.review import (
     MalformedReviewError,
@@ -24,6 +26,7 @@ from tq_operator.admission.review import (
 )
 from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.runtime.cluster import ClusterError
+from tq_operator.runtime.metrics import OperatorMetrics
 from transfer_queue.errors import ConfigError, StartError
 
 __all__ = ["INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
@@ -46,6 +49,8 @@ class Certificate:
     def __init__(self, folder: Path) -> None:
         self._files = (folder / "tls.crt", folder / "tls.key")
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ends = 0.0
+        """Unix time."""
         self._loaded = self._state()
         self._load()
 
@@ -58,12 +63,14 @@ class Certificate:
     def _load(self) -> None:
         try:
             self.context.load_cert_chain(*self._files)
-        except (OSError, ssl.SSLError) as error:
+            self.ends = x509.load_pem_x509_certificate(self._files[0].read_bytes()).not_valid_after_utc.timestamp()
+        except (OSError, ValueError, ssl.SSLError) as error:
             raise StartError(f"the certificate of the webhook cannot be used: {error}") from None
 
-    async def watch(self) -> None:
+    async def watch(self, report_end: Callable[[float], None]) -> None:
         """Take up changed files until cancelled. New connections get the new certificate, open ones go on."""
         while True:
+            report_end(self.ends)
             await asyncio.sleep(_LOOK_S)
             try:
                 state = self._state()
@@ -75,7 +82,7 @@ class Certificate:
                 logger.warning("%s", error)
 
 
-def webhook_application(find_queue: FindQueue) -> web.Application:
+def webhook_application(find_queue: FindQueue, metrics: OperatorMetrics) -> web.Application:
     """The two webhooks, at INJECT_PATH for pods and VALIDATE_PATH for queues."""
 
     async def inject(review: Review) -> dict[str, Any]:
@@ -104,17 +111,20 @@ def webhook_application(find_queue: FindQueue) -> web.Application:
 
     application = web.Application(client_max_size=_LARGEST_REVIEW)
     for path, answer in ((INJECT_PATH, inject), (VALIDATE_PATH, validate)):
-        application.router.add_post(path, _handler(answer))
+        application.router.add_post(path, _handler(answer, metrics))
     return application
 
 
-def _handler(answer: Callable[[Review], Any]) -> Callable[[web.Request], Any]:
+def _handler(answer: Callable[[Review], Any], metrics: OperatorMetrics) -> Callable[[web.Request], Any]:
     async def handle(request: web.Request) -> web.Response:
+        began = time.monotonic()
         try:
             review = read_review(json.loads(await request.read()))
         except (MalformedReviewError, ValueError, RecursionError) as error:
             return web.json_response({"error": str(error)}, status=400)
         response = await answer(review)
+        allowed = "yes" if response["response"]["allowed"] else "no"
+        metrics.admission.labels(request.path.strip("/"), allowed).observe(time.monotonic() - began)
         if not response["response"]["allowed"]:
             logger.info("refused in %s: %s", review.namespace, response["response"]["status"]["message"])
         return web.json_response(response)

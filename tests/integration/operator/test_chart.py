@@ -55,7 +55,8 @@ def test_the_webhooks_trust_the_certificate_that_the_operator_serves(plane: Cont
 def test_a_namespaced_operator_gets_no_rights_in_the_whole_cluster(plane: ControlPlane) -> None:
     manifests = rendered_chart(plane, "--set", "watchNamespaces={a,b}")
     assert of_kind(manifests, "ClusterRole") == []
-    assert [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")] == ["a", "b"]
+    namespaces = [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")]
+    assert namespaces == ["tq-system", "a", "b"], "its own namespace for the lease and the certificate"
 
 
 def test_the_definitions_can_be_kept_at_an_uninstall(plane: ControlPlane) -> None:

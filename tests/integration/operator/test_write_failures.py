@@ -33,14 +33,14 @@ class FailingCluster(Cluster):
         self.writes = 0
         self._fails, self._status, self._late = fails, status, late
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         if method == "GET":
-            return super()._call(method, *arguments, **options)
+            return super().call(method, *arguments, **options)
         self.writes += 1
         if not self._fails(self.writes):
-            return super()._call(method, *arguments, **options)
+            return super().call(method, *arguments, **options)
         if self._late:
-            super()._call(method, *arguments, **options)
+            super().call(method, *arguments, **options)
         raise ClusterError(f"{self._status}: as the test wants it")
 
 
