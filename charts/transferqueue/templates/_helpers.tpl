@@ -35,6 +35,12 @@ matchExpressions:
   resources: [transferqueues]
   verbs: [get, list, watch]
 - apiGroups: [transferqueue.io]
+  resources: [transferqueuebindings]
+  verbs: [list]
+- apiGroups: [transferqueue.io]
+  resources: [transferqueuebindings/status]
+  verbs: [patch]
+- apiGroups: [transferqueue.io]
   resources: [transferqueues/status]
   verbs: [patch]
 # Owner references with blockOwnerDeletion need it.

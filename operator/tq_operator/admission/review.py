@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tq_operator.admission.injection import inject, patch, wanted_queue
+from tq_operator.api.binding import Binding
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
 from transfer_queue.errors import ConfigError
 
-__all__ = ["MalformedReviewError", "Review", "allow", "deny", "mutate_pod", "queue_of", "read_review", "validate_queue"]
+__all__ = [
+    "MalformedReviewError",
+    "Review",
+    "allow",
+    "bound_queue",
+    "deny",
+    "mutate_pod",
+    "queue_of",
+    "read_review",
+    "validate_queue",
+]
 
 
 class MalformedReviewError(ValueError):
@@ -65,6 +76,23 @@ def deny(review: Review, message: str, code: int = 422) -> dict[str, Any]:
 def queue_of(review: Review) -> tuple[str, str] | None:
     """(namespace, name) of the queue that a pod asks for. Raises ValueError that says what is wrong with the label."""
     return wanted_queue(review.subject, review.namespace)
+
+
+def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] | None:
+    """(namespace, name) of the queue that the bindings of its namespace give to a pod that asks for none itself.
+
+    Raises ValueError if they give it several.
+    """
+    if queue_of(review) is not None:
+        return None  # the other webhook sees to it
+    metadata = review.subject.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    chosen = [binding for binding in bindings if binding.chooses(labels or {})]
+    queues = sorted({binding.queue for binding in chosen})
+    if len(queues) > 1:
+        names = ", ".join(sorted(binding.metadata.name for binding in chosen))
+        raise ValueError(f"the TransferQueueBindings {names} give this pod different queues; narrow their selectors")
+    return queues[0] if queues else None
 
 
 def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, DynamicApiError, NotFoundError
 from urllib3.exceptions import HTTPError
 
+from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.plan.names import MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
@@ -97,9 +98,23 @@ class Cluster:
         latest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default=None)
         return str(latest["message"]) if latest else ""
 
-    def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "status": status}
-        self._apply(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}/status", document)
+    def bindings(self, namespaces: Sequence[str]) -> list[Manifest]:
+        """All TransferQueueBindings of the namespaces; of every namespace if there are none given."""
+        paths = [f"{_QUEUES}/namespaces/{name}/{BINDING_PLURAL}" for name in namespaces]
+        found = [item for path in paths or [f"{_QUEUES}/{BINDING_PLURAL}"] for item in self._list(path)]
+        # Entries of a list do not say what they are.
+        return [{"apiVersion": API_VERSION, "kind": BINDING_KIND, **item} for item in found]
+
+    def labelled_pods(self, namespaces: Sequence[str], label: str) -> list[Manifest]:
+        """Pods that carry ``label`` with whatever value."""
+        paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
+        return [item for path in paths for item in self._list(path, label)]
+
+    def write_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], kind: str = KIND, plural: str = PLURAL
+    ) -> None:
+        document = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status}
+        self._apply(f"{_QUEUES}/namespaces/{namespace}/{plural}/{name}/status", document)
 
     def create_event(self, event: Manifest) -> None:
         """Create an events.k8s.io event; one of that name already there is left as it is."""

@@ -16,6 +16,7 @@ from aiohttp import web
 from kubernetes import client, config
 
 from tq_operator.plan.queue import Manifest
+from tq_operator.runtime.bindings import Attachments
 from tq_operator.runtime.cluster import Cluster
 from tq_operator.runtime.handlers import kopf_settings, watch
 from tq_operator.runtime.lease import Elector
@@ -59,6 +60,11 @@ async def run(settings: OperatorSettings) -> None:
     certificate = Certificate(settings.certificates)
     readiness = Readiness(reconciler, settings.resync, certificate, elector)
 
+    attachments = Attachments(cluster, settings.namespaces, settings.identity, leading, reconciler.metrics)
+
+    def find_bindings(namespace: str) -> list[Manifest]:
+        return cluster.bindings([namespace])
+
     def find_queue(namespace: str, name: str) -> Manifest | None:
         # One that was just created may not have been seen yet.
         return reconciler.documents.get((namespace, name)) or cluster.queue(namespace, name)
@@ -66,7 +72,9 @@ async def run(settings: OperatorSettings) -> None:
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
     async with (
-        _serving(webhook_application(find_queue, reconciler.metrics), settings.webhook_port, certificate),
+        _serving(
+            webhook_application(find_queue, find_bindings, reconciler.metrics), settings.webhook_port, certificate
+        ),
         _serving(probe_application(reconciler, readiness), settings.health_port),
     ):
         operator = kopf.operator(
@@ -82,6 +90,7 @@ async def run(settings: OperatorSettings) -> None:
             reconciler.run(),
             reconciler.resync(settings.resync),
             certificate.watch(reconciler.metrics.certificate_ends.set),
+            attachments.run(settings.resync),
             readiness.check_rights(cluster, settings.namespaces, settings.lease_namespace),
         ]
         if elector:

@@ -14,6 +14,8 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     (GROUP, "transferqueues"): ("get", "list", "watch"),
     (GROUP, "transferqueues/status"): ("patch",),
     (GROUP, "transferqueues/finalizers"): ("update",),
+    (GROUP, "transferqueuebindings"): ("list",),
+    (GROUP, "transferqueuebindings/status"): ("patch",),
     ("", "configmaps"): _OWNED,
     ("", "services"): _OWNED,
     ("apps", "deployments"): _OWNED,

@@ -18,27 +18,32 @@ from tq_operator.admission.review import (
     MalformedReviewError,
     Review,
     allow,
+    bound_queue,
     deny,
     mutate_pod,
     queue_of,
     read_review,
     validate_queue,
 )
+from tq_operator.api.binding import binding_from
 from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.runtime.cluster import ClusterError
 from tq_operator.runtime.metrics import OperatorMetrics
 from transfer_queue.errors import ConfigError, StartError
 
-__all__ = ["INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
+__all__ = ["BIND_PATH", "INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
 
 logger = logging.getLogger("tq_operator.webhook")
 
 INJECT_PATH = "/inject"
+BIND_PATH = "/bind"
 VALIDATE_PATH = "/validate"
 # etcd holds objects up to 1.5 MiB; the review carries the object, and for updates the old one.
 _LARGEST_REVIEW = 8 << 20
 _LOOK_S = 2.0
 
+FindBindings = Callable[[str], list[Manifest]]
+"""Namespace -> its bindings. Blocking; raises ClusterError."""
 FindQueue = Callable[[str, str], Manifest | None]
 """(namespace, name) -> the queue as the apiserver has it. Blocking; raises ClusterError."""
 
@@ -82,8 +87,12 @@ class Certificate:
                 logger.warning("%s", error)
 
 
-def webhook_application(find_queue: FindQueue, metrics: OperatorMetrics) -> web.Application:
-    """The two webhooks, at INJECT_PATH for pods and VALIDATE_PATH for queues."""
+def webhook_application(
+    find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics
+) -> web.Application:
+    """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
+    queues.
+    """
 
     async def inject(review: Review) -> dict[str, Any]:
         try:
@@ -92,7 +101,19 @@ def webhook_application(find_queue: FindQueue, metrics: OperatorMetrics) -> web.
             return deny(review, str(error))
         if wanted is None:
             return allow(review)
-        namespace, name = wanted
+        return await attach(review, *wanted)
+
+    async def bind(review: Review) -> dict[str, Any]:
+        try:
+            bindings = await asyncio.to_thread(find_bindings, review.namespace)
+            wanted = bound_queue(review, [binding_from(document) for document in bindings])
+        except ClusterError as error:
+            return deny(review, f"cannot look up TransferQueueBindings: {error}", 503)
+        except ValueError as error:
+            return deny(review, str(error))
+        return await attach(review, *wanted) if wanted else allow(review)
+
+    async def attach(review: Review, namespace: str, name: str) -> dict[str, Any]:
         try:
             document = await asyncio.to_thread(find_queue, namespace, name)
         except ClusterError as error:
@@ -110,7 +131,7 @@ def webhook_application(find_queue: FindQueue, metrics: OperatorMetrics) -> web.
         return validate_queue(review)
 
     application = web.Application(client_max_size=_LARGEST_REVIEW)
-    for path, answer in ((INJECT_PATH, inject), (VALIDATE_PATH, validate)):
+    for path, answer in ((INJECT_PATH, inject), (BIND_PATH, bind), (VALIDATE_PATH, validate)):
         application.router.add_post(path, _handler(answer, metrics))
     return application
 
