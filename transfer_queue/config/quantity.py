@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["QUANTITY_HINT", "QUANTITY_PATTERN", "Amount", "Quantity"]
+__all__ = ["QUANTITY_HINT", "QUANTITY_PATTERN", "Amount", "AtLeast", "Quantity"]
 
 _FACTORS: Final = {
     "": 1,
@@ -79,6 +80,37 @@ class Quantity(int):
                 }
             ],
         }
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A :class:`Quantity` of ``smallest`` or more; ``use`` says what it is too small for."""
+
+    smallest: str
+    use: str
+
+    @property
+    def hint(self) -> str:
+        return f"is too small for {self.use}; use at least {self.smallest}"
+
+    def check(self, value: Quantity) -> Quantity:
+        if value < Quantity(self.smallest):
+            raise PydanticCustomError("too_small", "{problem}", {"problem": f'"{value}" {self.hint}'})
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        least = int(Quantity(self.smallest))
+        # What is no quantity is refused by the other rule alone.
+        rule = {
+            "rule": f"type(self) == int ? self >= {least} || self <= 0 : "
+            f"!self.matches('{QUANTITY_PATTERN}') || quantity(self).compareTo(quantity('{self.smallest}')) >= 0",
+            "messageExpression": f"'\"' + string(self) + '\" {self.hint}'",
+        }
+        return {**found, "x-kubernetes-validations": [*found["x-kubernetes-validations"], rule]}
 
 
 def _amount(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from transfer_queue.config import defaults, manifest
-from transfer_queue.config.quantity import Amount, Quantity
+from transfer_queue.config.quantity import Amount, AtLeast, Quantity
 from transfer_queue.config.rules import Between, Matches, Model, Rule
 from transfer_queue.errors import ConfigError
 
@@ -31,6 +31,7 @@ __all__ = [
 
 Port = Annotated[int, Between(1, 65535)]
 Interface = Annotated[str, Matches(r"^[a-zA-Z0-9_.:@-]+$", "the name of a network interface, such as eth0", 15)]
+UnitCapacity = Annotated[Quantity, AtLeast(defaults.SMALLEST_CAPACITY, "a storage unit")]
 SamplerName = Literal[
     "SequentialSampler",
     "GRPOGroupNSampler",
@@ -157,7 +158,7 @@ class Mooncake(Model):
         default=defaults.MOONCAKE_DEVICE_NAME,
         description="RDMA devices, comma-separated; auto: those nearest to the GPU.",
     )
-    global_segment_size: Quantity = Field(
+    global_segment_size: UnitCapacity = Field(
         default=Quantity(defaults.MOONCAKE_GLOBAL_SEGMENT_SIZE),
         description="Segment that each storage unit contributes.",
     )
@@ -212,7 +213,7 @@ class Storage(Part):
     metrics_port: Port = Field(
         default=defaults.STORAGE_METRICS_PORT, description="HTTP port: /metrics, /healthz, /readyz."
     )
-    capacity: Quantity = Field(
+    capacity: UnitCapacity = Field(
         default=Quantity(defaults.STORAGE_CAPACITY),
         description="Memory for rows in each storage unit (simple backend).",
     )

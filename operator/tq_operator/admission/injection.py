@@ -20,9 +20,11 @@ from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.settings import attach_settings
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["SETTINGS_ANNOTATION", "inject", "patch", "wanted_queue"]
+__all__ = ["KEEP_ENV_ANNOTATION", "SETTINGS_ANNOTATION", "inject", "patch", "wanted_queue"]
 
 SETTINGS_ANNOTATION = f"{GROUP}/attach"
+KEEP_ENV_ANNOTATION = f"{GROUP}/keep-env"
+"""On pods: variables, comma-separated, that are never injected because envFrom sets them."""
 CONFIG_DIRECTORY = "/etc/transferqueue"
 _CONFIG_FILE = "attach.yaml"
 _CONFIG_VOLUME = "transferqueue-config"
@@ -54,9 +56,11 @@ def inject(pod: Mapping[str, Any], queue: Queue) -> Manifest:
     annotations.setdefault(SETTINGS_ANNOTATION, yaml.safe_dump(attach_settings(queue), sort_keys=False))
     _ensure(metadata, "labels", {})[QUEUE_LABEL] = label_value(queue.name)
 
+    # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.
+    kept = {name.strip() for name in str(annotations.get(KEEP_ENV_ANNOTATION, "")).split(",")}
     mounted = False
     for container in _chosen_containers(spec, queue):
-        mounted |= _inject_container(container, queue)
+        mounted |= _inject_container(container, queue, kept)
     volumes = _ensure(spec, "volumes", [])
     _add(volumes, _config_volume())
     if mounted:
@@ -91,9 +95,9 @@ def _chosen_containers(spec: Mapping[str, Any], queue: Queue) -> Iterable[Manife
                 yield container
 
 
-def _inject_container(container: Manifest, queue: Queue) -> bool:
+def _inject_container(container: Manifest, queue: Queue, kept: set[str]) -> bool:
     """Whether /dev/shm was mounted."""
-    own = {entry.get("name") for entry in container.get("env") or []}
+    own = {entry.get("name") for entry in container.get("env") or []} | kept
     added = [entry for entry in _environment(queue, own) if entry["name"] not in own]
     if added:  # in front, so that the container's own entries can refer to them as $(NAME)
         container["env"] = [*added, *(container.get("env") or [])]
@@ -103,7 +107,7 @@ def _inject_container(container: Manifest, queue: Queue) -> bool:
         mounts.append({"name": _CONFIG_VOLUME, "mountPath": CONFIG_DIRECTORY, "readOnly": True})
     if "/dev/shm" not in paths:
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
-    if queue.spec.transport == "rdma" and queue.spec.rdma.resource_name:
+    if queue.transport == "rdma" and queue.spec.rdma.resource_name:
         _give_rdma(container, queue.spec.rdma.resource_name)
     return "/dev/shm" not in paths or paths["/dev/shm"].get("name") == _SHM_VOLUME
 
@@ -118,7 +122,7 @@ def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
     ]
     if not own & {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}:  # a pod that names its queue itself means it
         entries.append({"name": "TQ_CONFIG_FILE", "value": f"{CONFIG_DIRECTORY}/{_CONFIG_FILE}"})
-    if queue.spec.transport == "rdma":
+    if queue.transport == "rdma":
         entries.append({"name": "MC_ENABLE_DEST_DEVICE_AFFINITY", "value": "1"})
     named = {entry["name"] for entry in entries}
     further = [{"name": name, "value": value} for name, value in sorted(queue.spec.injection.env.items())]

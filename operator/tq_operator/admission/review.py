@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tq_operator.admission.injection import inject, patch, wanted_queue
-from tq_operator.plan.queue import Queue
-from transfer_queue.config import resource
+from tq_operator.api.binding import Binding
+from tq_operator.plan.queue import Queue, queue_from
+from tq_operator.plan.step import lossy_change
 from transfer_queue.errors import ConfigError
 
-__all__ = ["MalformedReviewError", "Review", "allow", "deny", "mutate_pod", "queue_of", "read_review", "validate_queue"]
+__all__ = [
+    "MalformedReviewError",
+    "Review",
+    "allow",
+    "bound_queue",
+    "deny",
+    "mutate_pod",
+    "queue_of",
+    "read_review",
+    "validate_queue",
+]
 
 
 class MalformedReviewError(ValueError):
@@ -28,6 +39,8 @@ class Review:
     namespace: str
     subject: Mapping[str, Any]
     """The object; its structure is unchecked."""
+    previous: Mapping[str, Any] | None = None
+    """What an update replaces."""
 
 
 def read_review(document: Any) -> Review:
@@ -38,7 +51,13 @@ def read_review(document: Any) -> Review:
     subject = request.get("object")
     if not isinstance(subject, Mapping):
         raise MalformedReviewError("not an AdmissionReview of an object: request.object is missing")
-    return Review(request["uid"], str(request.get("namespace") or ""), subject)
+    previous = request.get("oldObject")
+    return Review(
+        request["uid"],
+        str(request.get("namespace") or ""),
+        subject,
+        previous if isinstance(previous, Mapping) else None,
+    )
 
 
 def allow(review: Review, operations: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -59,6 +78,23 @@ def queue_of(review: Review) -> tuple[str, str] | None:
     return wanted_queue(review.subject, review.namespace)
 
 
+def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] | None:
+    """(namespace, name) of the queue that the bindings of its namespace give to a pod that asks for none itself.
+
+    Raises ValueError if they give it several.
+    """
+    if queue_of(review) is not None:
+        return None  # the other webhook sees to it
+    metadata = review.subject.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    chosen = [binding for binding in bindings if binding.chooses(labels or {})]
+    queues = sorted({binding.queue for binding in chosen})
+    if len(queues) > 1:
+        names = ", ".join(sorted(binding.metadata.name for binding in chosen))
+        raise ValueError(f"the TransferQueueBindings {names} give this pod different queues; narrow their selectors")
+    return queues[0] if queues else None
+
+
 def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
     """Inject ``queue`` into a pod that asked for it."""
     if queue.namespace != review.namespace:
@@ -76,12 +112,26 @@ def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
 
 
 def validate_queue(review: Review) -> dict[str, Any]:
-    """Refuse a TransferQueue with the text that the library has for it."""
+    """Refuse a TransferQueue with the text that the library has for it, and a change that would lose rows."""
     try:
-        resource.parse(review.subject)
+        after = queue_from(review.subject)
     except ConfigError as error:
         return deny(review, str(error))
-    return allow(review)
+    if review.previous is None:
+        return allow(review)
+    try:
+        before = queue_from(review.previous)
+    except ConfigError:  # of an older schema: it cannot be running
+        return allow(review)
+    used = _at(review.previous, "status", "storage", "used")
+    problem = lossy_change(before, after, used not in (None, "0"))
+    return deny(review, problem) if problem else allow(review)
+
+
+def _at(document: Any, *path: str) -> Any:
+    for name in path:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
 
 def _malformed_pod(pod: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tq_operator.api.crd import PLURAL, custom_resource_definition
+from tq_operator.api.crd import custom_resource_definitions
 from tq_operator.api.schema import structural
 from tq_operator.api.values import Values
 
@@ -29,9 +29,12 @@ class _Dumper(yaml.SafeDumper):
 
 def generated_files() -> dict[Path, str]:
     """Path in the chart -> content."""
-    crd = yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120)
+    definitions = {
+        Path("files/crds") / f"{plural}.yaml": _NOTE + yaml.dump(definition, Dumper=_Dumper, sort_keys=False, width=120)
+        for plural, definition in custom_resource_definitions().items()
+    }
     return {
-        Path("files/crds") / f"{PLURAL}.yaml": _NOTE + crd,
+        **definitions,
         Path("values.schema.json"): json.dumps(_values_schema(), indent=2) + "\n",
     }
 

@@ -18,9 +18,12 @@ class Reported(Model):
 
 
 class Condition(Reported):
-    """One aspect of the state. Ready, Progressing and Degraded are always there."""
+    """One aspect of the state. Ready, Progressing and Degraded are always there.
 
-    type: str = Field(description="Ready, Progressing or Degraded.")
+    RdmaAvailable is there where the backend moves bytes over RDMA and the policy is not off.
+    """
+
+    type: str = Field(description="Ready, Progressing, Degraded or RdmaAvailable.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: str = Field(description="One word for programs.")
     message: str = Field(default="", description="What happened and what to do about it.")
@@ -62,4 +65,5 @@ class Status(Reported):
     controller: PartStatus = Field(default=PartStatus(), description="The control plane.")
     master: PartStatus | None = Field(default=None, description="The mooncake_master.")
     storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
+    transport: str = Field(default="", description="How bytes move: tcp or rdma.")
     injected: int = Field(default=0, description="Pods that were given this queue.")

@@ -38,7 +38,7 @@ class Webhook(Model):
     timeout_seconds: Annotated[int, Between(1, 30)] = Field(description="How long the apiserver waits, in seconds.")
     port: Port = Field(description="Port of the webhook in the pod.")
     exclude_namespaces: list[str] = Field(description="Namespaces never looked at, besides kube-* and the chart's own.")
-    certificate_days: Annotated[int, Between(1, 36500)] = Field(description="Validity of the generated certificate.")
+    certificate_days: Annotated[int, Between(1, 3650)] = Field(description="Validity of the certificates, in days.")
 
 
 class Monitoring(Model):

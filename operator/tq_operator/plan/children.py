@@ -94,7 +94,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     memory = mebibytes(size, _UNIT_OVERHEAD)
     limits = {"memory": memory}
     capabilities: tuple[str, ...] = ()
-    if queue.spec.transport == "rdma" and queue.spec.rdma.resource_name:
+    if queue.transport == "rdma" and queue.spec.rdma.resource_name:
         limits[queue.spec.rdma.resource_name] = "1"
         capabilities = ("IPC_LOCK",)
     volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}

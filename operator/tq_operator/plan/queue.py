@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tq_operator.plan.names import child_name
-from transfer_queue.config import defaults
+from tq_operator.plan.rdma import Transport, choose_transport
+from transfer_queue.config import defaults, resource
 from transfer_queue.config.resource import Spec, TransferQueue
 
-__all__ = ["Images", "Manifest", "Queue"]
+__all__ = ["Images", "Manifest", "Queue", "queue_from"]
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
@@ -32,6 +34,8 @@ class Queue:
     resource: TransferQueue
     uid: str
     generation: int
+    decided: Transport | None = None
+    """How the bytes move, once nodes were looked at; None: as the spec says."""
 
     @property
     def name(self) -> str:
@@ -44,6 +48,14 @@ class Queue:
     @property
     def spec(self) -> Spec:
         return self.resource.spec
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.resource.metadata.annotations
+
+    @property
+    def transport(self) -> Literal["tcp", "rdma"]:
+        return self.decided.protocol if self.decided else self.spec.transport
 
     def child(self, part: str) -> str:
         """Name of the child for ``part``: controller, storage, mooncake-master or config."""
@@ -67,3 +79,14 @@ class Queue:
             "controller": True,
             "blockOwnerDeletion": True,
         }
+
+
+def queue_from(document: Mapping[str, Any]) -> Queue:
+    """The queue as the apiserver or a user wrote it. Raises ConfigError if it is not valid."""
+    found = resource.parse(document)
+    metadata = document["metadata"]
+    uid, generation = str(metadata.get("uid", "")), metadata.get("generation", 0)
+    transport = (document.get("status") or {}).get("transport")
+    # Pods get what the queue runs with.
+    decided = Transport(transport) if transport in ("tcp", "rdma") else choose_transport(found.spec, None, None, False)
+    return Queue(found, uid, generation, decided)

@@ -66,7 +66,7 @@ def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
         "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
         "masterServerAddress": f"{host}:{master.rpc_port}",
         "adminAddress": f"{host}:{master.metrics_port}",
-        "protocol": queue.spec.transport,
+        "protocol": queue.transport,
         "deviceName": mooncake.device_name,
         "localBufferSize": str(mooncake.local_buffer_size),
         "zeroCopy": {

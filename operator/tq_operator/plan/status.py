@@ -9,18 +9,11 @@ from typing import Any
 from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, StorageStatus
 from tq_operator.plan.children import uses_storage_units
 from tq_operator.plan.names import selector
+from tq_operator.plan.problems import Problem, worst_problem
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.quantity import Quantity
 
 __all__ = ["Observation", "Problem", "queue_status", "refused_status"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why something does not work: a reason in one word, and words a person can act on."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +26,8 @@ class Observation:
     used: int | None = None
     problems: Sequence[Problem] = ()
     """What went wrong while the children were written."""
+    held: str = ""
+    """Why writes wait."""
 
 
 def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], now: str) -> dict[str, Any]:
@@ -46,8 +41,13 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         del parts["mooncake-master"]
     if not uses_storage_units(queue):
         parts["storage"] = PartStatus()
-    problem = _worst(queue, seen)
-    conditions = _conditions(parts, problem)
+    problem = seen.problems[0] if seen.problems else worst_problem(seen.children.values(), seen.pods)
+    decided = queue.decided
+    if problem is None and decided and decided.reason == "RdmaUnavailable":
+        problem = Problem(decided.reason, decided.message)
+    conditions = _conditions(parts, problem, seen.held)
+    if decided and decided.available:
+        conditions.append(("RdmaAvailable", decided.available, decided.reason, decided.message))
     storage = parts["storage"]
     status = Status(
         observed_generation=queue.generation,
@@ -74,6 +74,7 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
             capacity=_readable(queue.spec.unit_capacity * storage.replicas) if storage.summary else None,
             used=_readable(seen.used) if seen.used is not None else None,
         ),
+        transport=queue.transport,
         injected=seen.injected,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
@@ -110,7 +111,7 @@ def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
     return PartStatus(replicas=replicas, ready=ready, summary=f"{ready}/{replicas}")
 
 
-def _conditions(parts: Mapping[str, PartStatus], problem: Problem | None) -> list[tuple[str, Any, str, str]]:
+def _conditions(parts: Mapping[str, PartStatus], problem: Problem | None, held: str) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
     waiting = f"Not ready yet: {', '.join(missing)}."
     if missing:
@@ -118,9 +119,15 @@ def _conditions(parts: Mapping[str, PartStatus], problem: Problem | None) -> lis
         ready = ("Ready", "False", reason, f"{waiting} {problem.message}" if problem else waiting)
     else:
         ready = ("Ready", "True", "AllReady", "All parts are ready.")
+    if held:
+        progress = ("Progressing", "False", "Held", held)
+    elif missing:
+        progress = ("Progressing", "True", "PodsNotReady", waiting)
+    else:
+        progress = ("Progressing", "False", "Complete", "")
     return [
         ready,
-        ("Progressing", "True", "PodsNotReady", waiting) if missing else ("Progressing", "False", "Complete", ""),
+        progress,
         ("Degraded", "True", problem.reason, problem.message) if problem else ("Degraded", "False", "AsExpected", ""),
     ]
 
@@ -140,65 +147,6 @@ def _endpoints(queue: Queue) -> Endpoints:
         mooncake_master=f"{host}:{mooncake.master.rpc_port}" if mooncake else None,
         metadata_server=f"http://{host}:{mooncake.master.http_metadata_port}/metadata" if mooncake else None,
     )
-
-
-def _worst(queue: Queue, seen: Observation) -> Problem | None:
-    """The problem to tell about: the root comes before what follows from it."""
-    if seen.problems:
-        return seen.problems[0]
-    order = {"mooncake-master": 0, "controller": 1, "storage": 2}
-    pods = sorted(
-        seen.pods,
-        key=lambda pod: (
-            order.get(pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), 3),
-            pod["metadata"]["name"],
-        ),
-    )
-    for pod in pods:
-        if problem := _pod_problem(pod):
-            return problem
-    for child in seen.children.values():
-        if problem := _rollout_problem(child):
-            return problem
-    return None
-
-
-def _pod_problem(pod: Manifest) -> Problem | None:
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    for container in status.get("containerStatuses", []):
-        waiting = container.get("state", {}).get("waiting", {})
-        ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated") or {}
-        reason = waiting.get("reason", "")
-        if ended.get("reason") == "OOMKilled" and not container.get("ready"):
-            return Problem("OutOfMemory", f"Pod {name} was killed for using more memory than its limit; raise it.")
-        if ended.get("exitCode", 0) != 0 and not container.get("ready"):
-            words = _last_line(ended.get("message", "")) or f"exit code {ended['exitCode']} and no message"
-            return Problem("CrashLooping", f"Pod {name} ended {container.get('restartCount', 0)} times, last: {words}")
-        if reason in {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}:
-            detail = waiting.get("message", reason)
-            return Problem("ImagePullFailed", f"Pod {name} cannot get image {container.get('image')}: {detail}")
-        if reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-            return Problem("ContainerNotCreated", f"Pod {name}: {waiting.get('message', reason)}")
-    for condition in status.get("conditions", []):
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            message = condition.get("message", "no node fits")
-            rdma = "rdma" in message.lower()
-            return Problem("RdmaUnavailable" if rdma else "Unschedulable", f"Pod {name} has no node: {message}")
-    return None
-
-
-def _rollout_problem(child: Manifest) -> Problem | None:
-    for condition in child.get("status", {}).get("conditions", []):
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return Problem(
-                "PodsRefused", f"{child['kind']} {child['metadata']['name']}: {condition.get('message', '')}"
-            )
-    return None
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else ""
 
 
 def _readable(size: int) -> str:

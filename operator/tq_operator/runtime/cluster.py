@@ -11,6 +11,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, DynamicApiError, NotFoundError
 from urllib3.exceptions import HTTPError
 
+from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.plan.names import MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
@@ -72,36 +73,75 @@ class Cluster:
         """Server-side apply; fields that others set by hand are taken back."""
         return self._apply(_path(manifest), manifest)
 
-    def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "status": status}
-        self._apply(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}/status", document)
+    def delete(self, manifest: Manifest) -> None:
+        """Delete this very object, not one that has taken its name since."""
+        options = {"preconditions": {"uid": manifest["metadata"]["uid"]}, "propagationPolicy": "Background"}
+        try:
+            self.call("DELETE", _path(manifest), options)
+        except (NotFoundError, ConflictError):
+            return
+
+    def offered(self, resource: str) -> int | None:
+        """Devices of an extended resource on all nodes together; None without the right to read nodes."""
+        try:
+            nodes = self._list("/api/v1/nodes")
+        except ClusterError:
+            return None
+        return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+
+    def refused_pods(self, owner: Manifest) -> str:
+        """Why the latest pod of a StatefulSet could not be made, which only an event says; empty if none was."""
+        metadata = owner["metadata"]
+        fields = f"involvedObject.uid={metadata['uid']},reason=FailedCreate"
+        path = f"/api/v1/namespaces/{metadata['namespace']}/events"
+        found = self.call("GET", path, query=[("fieldSelector", fields)])["items"]
+        latest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default=None)
+        return str(latest["message"]) if latest else ""
+
+    def bindings(self, namespaces: Sequence[str]) -> list[Manifest]:
+        """All TransferQueueBindings of the namespaces; of every namespace if there are none given."""
+        paths = [f"{_QUEUES}/namespaces/{name}/{BINDING_PLURAL}" for name in namespaces]
+        found = [item for path in paths or [f"{_QUEUES}/{BINDING_PLURAL}"] for item in self._list(path)]
+        # Entries of a list do not say what they are.
+        return [{"apiVersion": API_VERSION, "kind": BINDING_KIND, **item} for item in found]
+
+    def labelled_pods(self, namespaces: Sequence[str], label: str) -> list[Manifest]:
+        """Pods that carry ``label`` with whatever value."""
+        paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
+        return [item for path in paths for item in self._list(path, label)]
+
+    def write_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], kind: str = KIND, plural: str = PLURAL
+    ) -> None:
+        document = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status}
+        self._apply(f"{_QUEUES}/namespaces/{namespace}/{plural}/{name}/status", document)
 
     def create_event(self, event: Manifest) -> None:
         """Create an events.k8s.io event; one of that name already there is left as it is."""
         namespace = event["metadata"]["namespace"]
         try:
-            self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
+            self.call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
         except ConflictError:
             return
 
     def _get(self, path: str) -> Manifest | None:
         try:
-            return self._call("GET", path)
+            return self.call("GET", path)
         except NotFoundError:
             return None
 
     def _list(self, path: str, chosen: str = "") -> list[Manifest]:
-        items: list[Manifest] = self._call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
+        items: list[Manifest] = self.call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
         return items
 
     def _apply(self, path: str, manifest: Manifest) -> Manifest:
         query = [("fieldManager", MANAGER), ("force", "true")]
         try:
-            return self._call("PATCH", path, manifest, query, "application/apply-patch+yaml")
-        except NotFoundError as error:
+            return self.call("PATCH", path, manifest, query, "application/apply-patch+yaml")
+        except (NotFoundError, ConflictError) as error:
             raise ClusterError(_words(error)) from None
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,13 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
 
     # Coroutines: kopf runs plain functions on threads, and the reconciler belongs to the loop.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def queue_changed(namespace: str | None, name: str, **_: Any) -> None:
-        reconciler.request((namespace or "", name))
+    async def queue_changed(namespace: str | None, name: str, event: Mapping[str, Any], **_: Any) -> None:
+        key = (namespace or "", name)
+        if event.get("type") == "DELETED":
+            reconciler.documents.pop(key, None)
+        else:
+            reconciler.documents[key] = copy.deepcopy(dict(event["object"]))
+        reconciler.request(key)
 
     async def child_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
         if name := annotations.get(QUEUE_ANNOTATION):

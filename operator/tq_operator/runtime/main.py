@@ -15,10 +15,14 @@ import kopf
 from aiohttp import web
 from kubernetes import client, config
 
+from tq_operator.plan.queue import Manifest
+from tq_operator.runtime.bindings import Attachments
 from tq_operator.runtime.cluster import Cluster
 from tq_operator.runtime.handlers import kopf_settings, watch
-from tq_operator.runtime.probes import probe_application
+from tq_operator.runtime.lease import Elector
+from tq_operator.runtime.probes import Readiness, probe_application
 from tq_operator.runtime.reconciler import Reconciler
+from tq_operator.runtime.rotation import rotate
 from tq_operator.runtime.settings import OperatorSettings
 from tq_operator.runtime.webhook import Certificate, webhook_application
 from transfer_queue.errors import StartError, TransferQueueError
@@ -45,13 +49,33 @@ def main() -> int:
 async def run(settings: OperatorSettings) -> None:
     """Serve until the process is asked to end. Raises StartError, and what ended a part of it."""
     cluster = Cluster(_api_client())
-    reconciler = Reconciler(cluster, settings.images, settings.namespaces, settings.identity)
+    elector = (
+        Elector(cluster, settings.lease_namespace, settings.lease_name, settings.identity)
+        if settings.lease_namespace
+        else None
+    )
+    leading = (lambda: elector.leading) if elector else (lambda: True)
+    reconciler = Reconciler(cluster, settings.images, settings.namespaces, settings.identity, leading)
+    reconciler.metrics.show_leader(leading)
     certificate = Certificate(settings.certificates)
+    readiness = Readiness(reconciler, settings.resync, certificate, elector)
+
+    attachments = Attachments(cluster, settings.namespaces, settings.identity, leading, reconciler.metrics)
+
+    def find_bindings(namespace: str) -> list[Manifest]:
+        return cluster.bindings([namespace])
+
+    def find_queue(namespace: str, name: str) -> Manifest | None:
+        # One that was just created may not have been seen yet.
+        return reconciler.documents.get((namespace, name)) or cluster.queue(namespace, name)
+
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
     async with (
-        _serving(webhook_application(cluster.queue), settings.webhook_port, certificate),
-        _serving(probe_application(reconciler, settings.resync), settings.health_port),
+        _serving(
+            webhook_application(find_queue, find_bindings, reconciler.metrics), settings.webhook_port, certificate
+        ),
+        _serving(probe_application(reconciler, readiness), settings.health_port),
     ):
         operator = kopf.operator(
             registry=registry,
@@ -61,7 +85,19 @@ async def run(settings: OperatorSettings) -> None:
             namespaces=settings.namespaces,
         )
         # kopf's part ends on SIGTERM; the others end with it.
-        await _first_to_end(operator, reconciler.run(), reconciler.resync(settings.resync), certificate.watch())
+        parts = [
+            operator,
+            reconciler.run(),
+            reconciler.resync(settings.resync),
+            certificate.watch(reconciler.metrics.certificate_ends.set),
+            attachments.run(settings.resync),
+            readiness.check_rights(cluster, settings.namespaces, settings.lease_namespace),
+        ]
+        if elector:
+            parts.append(elector.run(reconciler.request_all))
+            if settings.certificate_secret:
+                parts.append(rotate(cluster, settings.lease_namespace, settings.certificate_secret, leading))
+        await _first_to_end(*parts)
 
 
 def _api_client() -> client.ApiClient:

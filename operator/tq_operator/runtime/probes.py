@@ -1,33 +1,88 @@
-"""/healthz: the process lives. /readyz: it has seen the queues lately, so its watches and its rights work."""
+"""/healthz: the process lives. /readyz: it can do its work, or says what is missing. /metrics: for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Sequence
 
 from aiohttp import web
+from prometheus_client import generate_latest
 
+from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.lease import Elector
 from tq_operator.runtime.reconciler import Reconciler
+from tq_operator.runtime.rights import missing_rights
+from tq_operator.runtime.webhook import Certificate
 
-__all__ = ["probe_application"]
+__all__ = ["Readiness", "probe_application"]
+
+logger = logging.getLogger("tq_operator.probes")
 
 _SLACK_S = 30.0
+_RIGHTS_S = 60.0
 
 
-def probe_application(reconciler: Reconciler, resync: float) -> web.Application:
+class Readiness:
+    """What this replica still needs for admission and, should it be elected, for its work."""
+
+    def __init__(
+        self, reconciler: Reconciler, resync: float, certificate: Certificate, elector: Elector | None
+    ) -> None:
+        self._reconciler = reconciler
+        self._resync = resync
+        self._certificate = certificate
+        self._elector = elector
+        self._rights: list[str] | None = None
+
+    def missing(self) -> str:
+        """Empty when ready."""
+        last = self._reconciler.last_sync
+        if last is None:
+            return "the queues were not listed yet"
+        age = asyncio.get_running_loop().time() - last
+        if age > 3 * self._resync + _SLACK_S:
+            return f"the queues were last listed {age:.0f} s ago"
+        if self._certificate.ends <= time.time():
+            return "the certificate of the webhook has ended"
+        if self._rights is None:
+            return "the rights of the operator were not checked yet"
+        if self._rights:
+            return f"missing rights: {'; '.join(self._rights)}"
+        if self._elector and (self._elector.contact is None or time.monotonic() - self._elector.contact > _SLACK_S):
+            return "the lease cannot be read or written"
+        return ""
+
+    async def check_rights(self, cluster: Cluster, namespaces: Sequence[str], lease_namespace: str) -> None:
+        """Ask until nothing is missing, then wait to be cancelled."""
+        while self._rights != []:
+            try:
+                found = await asyncio.to_thread(missing_rights, cluster, namespaces, lease_namespace)
+                if found and found != self._rights:
+                    logger.error("the service account may not: %s", "; ".join(found))
+                self._rights = found
+            except ClusterError as error:
+                logger.warning("cannot check the rights: %s", error)
+            await asyncio.sleep(_RIGHTS_S if self._rights else 1.0)
+        await asyncio.Event().wait()
+
+
+def probe_application(reconciler: Reconciler, readiness: Readiness) -> web.Application:
     """Served over plain HTTP to the kubelet. The webhook listens before this answers at all."""
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        if reconciler.last_sync is None:
-            return web.Response(status=503, text="the queues were not listed yet\n")
-        age = asyncio.get_running_loop().time() - reconciler.last_sync
-        if age > 3 * resync + _SLACK_S:
-            return web.Response(status=503, text=f"the queues were last listed {age:.0f} s ago\n")
-        return web.Response(text="ready\n")
+        missing = readiness.missing()
+        return web.Response(status=503 if missing else 200, text=f"{missing or 'ready'}\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(reconciler.metrics.registry), content_type="text/plain")
 
     application = web.Application()
     application.router.add_get("/healthz", healthy)
     application.router.add_get("/readyz", ready)
+    application.router.add_get("/metrics", metrics)
     return application

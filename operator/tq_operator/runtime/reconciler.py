@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import differs, foreign_owner, stamped
-from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION, digest
-from tq_operator.plan.queue import Images, Manifest, Queue
-from tq_operator.plan.status import Observation, Problem, queue_status, refused_status
+from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
+from tq_operator.plan.problems import Problem, refusal
+from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
+from tq_operator.plan.rdma import Transport, choose_transport
+from tq_operator.plan.status import Observation, queue_status, refused_status
+from tq_operator.plan.step import Children, Step, next_step, wanted_children
 from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.events import EventGate, event, worth_an_event
+from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
-from transfer_queue.config import resource
-from transfer_queue.config.defaults import API_VERSION, KIND
 from transfer_queue.errors import ConfigError
 
-__all__ = ["Key", "Reconciler", "queue_from"]
+__all__ = ["Key", "Reconciler"]
 
 logger = logging.getLogger("tq_operator.reconciler")
 
@@ -32,20 +36,24 @@ Key = tuple[str, str]
 _WORKERS = 4
 _GATHER_S = 0.1
 """Events of one change arrive together; one look at the queue answers them all."""
+_SPACING_S = 0.5
+"""Between two looks at one queue: a child that flaps does not keep the operator busy."""
 _LONGEST_DELAY_S = 60.0
 _FINISHED = {"Succeeded", "Failed"}
-
-
-def queue_from(document: Manifest) -> Queue:
-    """Raises ConfigError if the spec is not valid."""
-    metadata = document["metadata"]
-    return Queue(resource.parse(document), metadata["uid"], metadata.get("generation", 0))
 
 
 class Reconciler:
     """Brings the children of queues to what the plan wants, and their status to what there is."""
 
-    def __init__(self, cluster: Cluster, images: Images, namespaces: tuple[str, ...], identity: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        images: Images,
+        namespaces: tuple[str, ...],
+        identity: str,
+        leading: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``leading``: whether this replica may write; asked before every write."""
         self._cluster = cluster
         self._images = images
         self._namespaces = namespaces
@@ -53,6 +61,12 @@ class Reconciler:
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._finished: dict[Key, float] = {}
+        self._leading = leading
+        self._gate = EventGate()
+        self.metrics = OperatorMetrics()
+        self.documents: dict[Key, Manifest] = {}
+        """Queues as last seen, for admission."""
         self._wake = asyncio.Event()
         self.last_sync: float | None = None
         """Loop time of the last complete look at all queues."""
@@ -62,13 +76,26 @@ class Reconciler:
         self._waiting.add(key)
         self._wake.set()
 
+    def request_all(self) -> None:
+        """Look at every known queue: this replica was elected."""
+        for key in self.documents:
+            self.request(key)
+
     async def resync(self, interval: float) -> None:
         """Ask for every queue each ``interval`` seconds: a watch can go silent without an error."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                for document in await asyncio.to_thread(self._cluster.queues, self._namespaces):
-                    self.request((document["metadata"]["namespace"], document["metadata"]["name"]))
+                found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
+                self.documents = {_key(document): document for document in found}
+                self.metrics.queues.labels("known").set(len(found))
+                self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
+                first = self.last_sync is None
+                for key in self.documents:
+                    if first:
+                        self.request(key)
+                    else:  # spread, so that a thousand queues are no burst
+                        loop.call_later(random.uniform(0, interval / 4), self.request, key)
                 self.last_sync = loop.time()
             except ClusterError as error:
                 logger.warning("cannot list queues: %s", error)
@@ -77,13 +104,19 @@ class Reconciler:
     async def run(self) -> None:
         """Work until cancelled."""
         workers = asyncio.Semaphore(_WORKERS)
+        loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
                 await self._wake.wait()
                 await asyncio.sleep(_GATHER_S)
                 self._wake.clear()
+                if not self._leading():
+                    continue  # the election asks for every queue
                 for key in self._waiting - self._running:
+                    if (early := self._finished.get(key, 0.0) + _SPACING_S - loop.time()) > 0:
+                        loop.call_later(early, self._wake.set)
+                        continue
                     self._waiting.discard(key)
                     self._running.add(key)
                     task = asyncio.create_task(self._work(key, workers))
@@ -96,12 +129,18 @@ class Reconciler:
     async def _work(self, key: Key, workers: asyncio.Semaphore) -> None:
         try:
             async with workers:
+                began = time.monotonic()
                 settled = await asyncio.to_thread(self.reconcile, key)
+                self.metrics.reconcile.labels("yes" if settled else "no").observe(time.monotonic() - began)
+        except ClusterError as error:
+            logger.warning("queue %s/%s: %s", *key, error)
+            settled = False
         except Exception:  # the boundary of one queue: the others go on, this one is tried again
             logger.exception("queue %s/%s", *key)
             settled = False
         finally:
             self._running.discard(key)
+            self._finished[key] = asyncio.get_running_loop().time()
         if settled:
             self._failures.pop(key, None)
         else:
@@ -115,6 +154,7 @@ class Reconciler:
         """Blocking. Whether all that was to be written could be written."""
         document = self._cluster.queue(*key)
         if document is None or "deletionTimestamp" in document["metadata"]:
+            self._finished.pop(key, None)
             return True  # its children go with it: they name it as their owner
         previous: dict[str, Any] = document.get("status", {})
         try:
@@ -123,39 +163,75 @@ class Reconciler:
             generation = document["metadata"].get("generation", 0)
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
             return True
-        children = self._cluster.children(*key)
-        problems = self._apply_children(queue, children)
-        pods = self._cluster.pods(self._namespaces, queue.name)
-        seen = Observation(
-            children=children,
-            pods=[pod for pod in pods if _is_part(pod, queue)],
-            injected=sum(_is_injected(pod, queue) for pod in pods),
-            used=self._used(queue, children),
-            problems=problems,
-        )
+        seen, queue = self._observe(queue, previous)
+        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous))
+        if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
+            queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
+        children, problems = self._write(queue, step, dict(seen.children))
+        seen = replace(seen, children=children, problems=[*step.problems, *problems], held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
         return not problems
 
-    def _apply_children(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> list[Problem]:
-        """Write what differs; ``children`` is brought up to date."""
-        problems = []
-        for manifest in map(stamped, desired_children(queue, self._images)):
-            kind, name = manifest["kind"], manifest["metadata"]["name"]
-            observed = children.get((kind, name))
-            try:
-                if observed is None:  # also one without our labels
-                    observed = self._cluster.child(manifest)
-                if foreign_owner(observed, queue.uid):
-                    message = f"{kind} {name} exists and belongs to something else; delete it or rename the queue"
-                    problems.append(Problem("NameConflict", message))
-                elif differs(manifest, observed):
-                    children[kind, name] = self._cluster.apply(manifest)
-                    logger.info("applied %s %s/%s", kind, queue.namespace, name)
-            except ClusterError as error:
-                problems.append(Problem("ApplyFailed", f"{kind} {name}: {error}"))
-        return problems
+    def _observe(self, queue: Queue, previous: dict[str, Any]) -> tuple[Observation, Queue]:
+        """What there is, and the queue with the transport that fits it."""
+        cluster, resource = self._cluster, queue.spec.rdma.resource_name
+        capacity = cluster.offered(resource) if resource and queue.spec.transport == "rdma" else None
+        storage = previous.get("storage", {})
+        same = previous.get("observedGeneration") == queue.generation
+        running = previous.get("transport") if same else None
+        working = bool(storage.get("ready")) and storage.get("ready") == storage.get("replicas")
+        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working))
+        children = cluster.children(queue.namespace, queue.name)
+        for manifest in wanted_children(queue, self._images):
+            key = manifest["kind"], manifest["metadata"]["name"]
+            # Also one without our labels.
+            if key not in children and (found := cluster.child(manifest)) is not None:
+                children[key] = found
+        pods = cluster.pods(self._namespaces, queue.name)
+        return (
+            Observation(
+                children=children,
+                pods=[pod for pod in pods if _is_part(pod, queue)],
+                injected=sum(_is_injected(pod, queue) for pod in pods),
+                used=self._used(queue, children),
+            ),
+            queue,
+        )
 
-    def _used(self, queue: Queue, children: dict[tuple[str, str], Manifest]) -> int | None:
+    def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
+        """Write what the step says. Gives the children as they are then, and what went wrong."""
+        found, problems = dict(children), []
+        for manifest in step.apply:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            try:
+                self._check_leading()
+                found[kind, name] = self._cluster.apply(manifest)
+                self.metrics.writes.labels(kind).inc()
+                logger.info("applied %s %s/%s", kind, queue.namespace, name)
+            except ClusterError as error:
+                problems.append(refusal(f"{kind} {name}", str(error)))
+        for manifest in step.delete:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            try:
+                self._check_leading()
+                self._cluster.delete(manifest)
+                logger.info("deleted %s %s/%s", kind, queue.namespace, name)
+            except ClusterError as error:
+                problems.append(refusal(f"{kind} {name}", str(error)))
+        for (kind, name), child in found.items():
+            if kind == "StatefulSet" and child.get("status", {}).get("replicas", 0) < child["spec"].get("replicas", 1):
+                try:
+                    if words := self._cluster.refused_pods(child):
+                        problems.append(refusal(f"{kind} {name}", words, "PodsRefused"))
+                except ClusterError as error:
+                    problems.append(refusal(f"events of {kind} {name}", str(error)))
+        return found, problems
+
+    def _check_leading(self) -> None:
+        if not self._leading():
+            raise ClusterError("another replica leads; it goes on with this")
+
+    def _used(self, queue: Queue, children: Children) -> int | None:
         deployment = children.get(("Deployment", queue.child("controller")), {})
         if not deployment.get("status", {}).get("readyReplicas"):
             return None
@@ -164,43 +240,39 @@ class Reconciler:
     def _report(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
         if status == previous:
             return
+        self._check_leading()
         metadata = document["metadata"]
         self._cluster.write_status(metadata["namespace"], metadata["name"], status)
+        self.metrics.writes.labels("status").inc()
         for condition in status["conditions"]:
-            if condition["type"] != "Progressing" and _changed(condition, previous):
-                self._cluster.create_event(_event(document, condition, self._identity))
+            if worth_an_event(condition, previous):
+                news = (metadata["uid"], condition["type"], condition["status"], condition["reason"])
+                sent = self._gate.admits(*news)
+                self.metrics.events.labels("yes" if sent else "no").inc()
+                if not sent:
+                    continue
+                try:
+                    self._cluster.create_event(event(document, condition, self._identity))
+                except ClusterError as error:  # the condition says it too
+                    logger.warning("no event %s for %s: %s", condition["reason"], metadata["name"], error)
 
 
-def _changed(condition: dict[str, Any], previous: dict[str, Any]) -> bool:
-    old = next((other for other in previous.get("conditions", []) if other["type"] == condition["type"]), None)
-    if old is None:  # a new queue is not yet ready and not degraded: no news
-        return bool(condition["status"] == "True")
-    return (old["status"], old["reason"]) != (condition["status"], condition["reason"])
+def _key(document: Manifest) -> Key:
+    return document["metadata"]["namespace"], document["metadata"]["name"]
 
 
-def _event(document: Manifest, condition: dict[str, Any], identity: str) -> Manifest:
-    metadata = document["metadata"]
-    good = (condition["type"] == "Ready") == (condition["status"] == "True")
-    mark = digest(f"{metadata['uid']} {condition['type']} {condition['reason']} {condition['lastTransitionTime']}")
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:200]}.{mark}", "namespace": metadata["namespace"]},
-        "regarding": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
-        "type": "Normal" if good else "Warning",
-        "reason": condition["reason"],
-        "action": "Reconcile",
-        "note": (condition["message"] or condition["reason"])[:1024],
-        "reportingController": MANAGER,
-        "reportingInstance": identity,
-        "eventTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-    }
+def _is_ready(document: Manifest) -> bool:
+    conditions = document.get("status", {}).get("conditions", [])
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+
+
+def _holds_rows(queue: Queue, seen: Observation, previous: dict[str, Any]) -> bool:
+    """Whether rows would be lost with the memory of the parts. Without a ready controller nobody can find any."""
+    if seen.used is not None:
+        return seen.used > 0
+    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
+    known = previous.get("storage", {}).get("used", "0")
+    return bool(deployment.get("status", {}).get("readyReplicas")) and known != "0"
 
 
 def _is_part(pod: Manifest, queue: Queue) -> bool:

@@ -25,7 +25,12 @@ class OperatorSettings:
     """Folder of tls.crt and tls.key."""
     log_level: str = "INFO"
     identity: str = "local"
-    """Name of this pod, for events."""
+    """Name of this pod, for events and the election."""
+    lease_namespace: str = ""
+    """Where the Lease is; empty: no election, this is the only replica."""
+    lease_name: str = "transferqueue-operator"
+    certificate_secret: str = ""
+    """Secret beside the Lease whose certificate the leader renews; empty: somebody else does."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
@@ -49,6 +54,9 @@ class OperatorSettings:
             certificates=Path(environ.get("TQ_WEBHOOK_CERTIFICATES", str(cls.certificates))),
             log_level=environ.get("TQ_LOG_LEVEL", cls.log_level),
             identity=environ.get("POD_NAME", cls.identity),
+            lease_namespace=environ.get("TQ_LEASE_NAMESPACE", ""),
+            lease_name=environ.get("TQ_LEASE_NAME", cls.lease_name),
+            certificate_secret=environ.get("TQ_WEBHOOK_SECRET", ""),
         )
 
 

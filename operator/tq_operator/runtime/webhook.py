@@ -6,37 +6,44 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from cryptography import x509
 
 from tq_operator.admission.review import (
     MalformedReviewError,
     Review,
     allow,
+    bound_queue,
     deny,
     mutate_pod,
     queue_of,
     read_review,
     validate_queue,
 )
-from tq_operator.plan.queue import Manifest
+from tq_operator.api.binding import binding_from
+from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.runtime.cluster import ClusterError
-from tq_operator.runtime.reconciler import queue_from
+from tq_operator.runtime.metrics import OperatorMetrics
 from transfer_queue.errors import ConfigError, StartError
 
-__all__ = ["INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
+__all__ = ["BIND_PATH", "INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
 
 logger = logging.getLogger("tq_operator.webhook")
 
 INJECT_PATH = "/inject"
+BIND_PATH = "/bind"
 VALIDATE_PATH = "/validate"
 # etcd holds objects up to 1.5 MiB; the review carries the object, and for updates the old one.
 _LARGEST_REVIEW = 8 << 20
 _LOOK_S = 2.0
 
+FindBindings = Callable[[str], list[Manifest]]
+"""Namespace -> its bindings. Blocking; raises ClusterError."""
 FindQueue = Callable[[str, str], Manifest | None]
 """(namespace, name) -> the queue as the apiserver has it. Blocking; raises ClusterError."""
 
@@ -47,6 +54,8 @@ class Certificate:
     def __init__(self, folder: Path) -> None:
         self._files = (folder / "tls.crt", folder / "tls.key")
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ends = 0.0
+        """Unix time."""
         self._loaded = self._state()
         self._load()
 
@@ -59,12 +68,14 @@ class Certificate:
     def _load(self) -> None:
         try:
             self.context.load_cert_chain(*self._files)
-        except (OSError, ssl.SSLError) as error:
+            self.ends = x509.load_pem_x509_certificate(self._files[0].read_bytes()).not_valid_after_utc.timestamp()
+        except (OSError, ValueError, ssl.SSLError) as error:
             raise StartError(f"the certificate of the webhook cannot be used: {error}") from None
 
-    async def watch(self) -> None:
+    async def watch(self, report_end: Callable[[float], None]) -> None:
         """Take up changed files until cancelled. New connections get the new certificate, open ones go on."""
         while True:
+            report_end(self.ends)
             await asyncio.sleep(_LOOK_S)
             try:
                 state = self._state()
@@ -76,8 +87,12 @@ class Certificate:
                 logger.warning("%s", error)
 
 
-def webhook_application(find_queue: FindQueue) -> web.Application:
-    """The two webhooks, at INJECT_PATH for pods and VALIDATE_PATH for queues."""
+def webhook_application(
+    find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics
+) -> web.Application:
+    """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
+    queues.
+    """
 
     async def inject(review: Review) -> dict[str, Any]:
         try:
@@ -86,7 +101,19 @@ def webhook_application(find_queue: FindQueue) -> web.Application:
             return deny(review, str(error))
         if wanted is None:
             return allow(review)
-        namespace, name = wanted
+        return await attach(review, *wanted)
+
+    async def bind(review: Review) -> dict[str, Any]:
+        try:
+            bindings = await asyncio.to_thread(find_bindings, review.namespace)
+            wanted = bound_queue(review, [binding_from(document) for document in bindings])
+        except ClusterError as error:
+            return deny(review, f"cannot look up TransferQueueBindings: {error}", 503)
+        except ValueError as error:
+            return deny(review, str(error))
+        return await attach(review, *wanted) if wanted else allow(review)
+
+    async def attach(review: Review, namespace: str, name: str) -> dict[str, Any]:
         try:
             document = await asyncio.to_thread(find_queue, namespace, name)
         except ClusterError as error:
@@ -104,18 +131,21 @@ def webhook_application(find_queue: FindQueue) -> web.Application:
         return validate_queue(review)
 
     application = web.Application(client_max_size=_LARGEST_REVIEW)
-    for path, answer in ((INJECT_PATH, inject), (VALIDATE_PATH, validate)):
-        application.router.add_post(path, _handler(answer))
+    for path, answer in ((INJECT_PATH, inject), (BIND_PATH, bind), (VALIDATE_PATH, validate)):
+        application.router.add_post(path, _handler(answer, metrics))
     return application
 
 
-def _handler(answer: Callable[[Review], Any]) -> Callable[[web.Request], Any]:
+def _handler(answer: Callable[[Review], Any], metrics: OperatorMetrics) -> Callable[[web.Request], Any]:
     async def handle(request: web.Request) -> web.Response:
+        began = time.monotonic()
         try:
             review = read_review(json.loads(await request.read()))
         except (MalformedReviewError, ValueError, RecursionError) as error:
             return web.json_response({"error": str(error)}, status=400)
         response = await answer(review)
+        allowed = "yes" if response["response"]["allowed"] else "no"
+        metrics.admission.labels(request.path.strip("/"), allowed).observe(time.monotonic() - began)
         if not response["response"]["allowed"]:
             logger.info("refused in %s: %s", review.namespace, response["response"]["status"]["message"])
         return web.json_response(response)

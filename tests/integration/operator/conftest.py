@@ -58,6 +58,8 @@ def environment(plane: ControlPlane, certificates: Path, webhook: int, health: i
         "TQ_IMAGE_SERVER": "registry.example/server:1",
         "TQ_IMAGE_MOONCAKE": "registry.example/mooncake:1",
         "TQ_RESYNC_SECONDS": "1",
+        "TQ_LEASE_NAMESPACE": RELEASE[1],
+        "POD_NAME": f"operator-{health}",
         "TQ_WEBHOOK_PORT": str(webhook),
         "TQ_HEALTH_PORT": str(health),
         "TQ_WEBHOOK_CERTIFICATES": str(certificates),
@@ -72,9 +74,15 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         manifests = rendered_chart(running)
         running.kubectl("create", "namespace", RELEASE[1])
         for manifest in manifests:
-            if manifest["kind"] == "ClusterRoleBinding":
+            if manifest["kind"] in {"ClusterRoleBinding", "RoleBinding"}:
                 manifest["subjects"] = [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}]
-            if manifest["kind"] in {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}:
+            if manifest["kind"] in {
+                "CustomResourceDefinition",
+                "ClusterRole",
+                "ClusterRoleBinding",
+                "Role",
+                "RoleBinding",
+            }:
                 running.apply(yaml.safe_dump(manifest))
         wait_until(
             lambda: running.kubectl("get", "transferqueues").returncode == 0, "the apiserver serves TransferQueues"

@@ -30,7 +30,7 @@ def test_the_apiserver_accepts_every_manifest(plane: ControlPlane) -> None:
 def test_no_webhook_can_lock_out_kubernetes_or_the_operator_itself(plane: ControlPlane, kind: str) -> None:
     (configuration,) = of_kind(rendered_chart(plane, "--set", "webhook.excludeNamespaces={mine}"), kind)
     for webhook in configuration["webhooks"]:
-        (rule,) = webhook["namespaceSelector"]["matchExpressions"]
+        rule = webhook["namespaceSelector"]["matchExpressions"][0]
         assert rule["key"] == "kubernetes.io/metadata.name"
         assert rule["operator"] == "NotIn"
         assert rule["values"] == ["kube-system", "kube-public", "kube-node-lease", "tq-system", "mine"]
@@ -38,8 +38,9 @@ def test_no_webhook_can_lock_out_kubernetes_or_the_operator_itself(plane: Contro
 
 def test_only_labelled_pods_reach_the_webhook(plane: ControlPlane) -> None:
     (configuration,) = of_kind(rendered_chart(plane), "MutatingWebhookConfiguration")
-    (webhook,) = configuration["webhooks"]
-    assert webhook["objectSelector"]["matchExpressions"] == [{"key": "transferqueue.io/inject", "operator": "Exists"}]
+    labelled, bound = configuration["webhooks"]
+    assert labelled["objectSelector"]["matchExpressions"] == [{"key": "transferqueue.io/inject", "operator": "Exists"}]
+    assert {"key": "transferqueue.io/bindings", "operator": "Exists"} in bound["namespaceSelector"]["matchExpressions"]
 
 
 def test_the_webhooks_trust_the_certificate_that_the_operator_serves(plane: ControlPlane) -> None:
@@ -55,14 +56,16 @@ def test_the_webhooks_trust_the_certificate_that_the_operator_serves(plane: Cont
 def test_a_namespaced_operator_gets_no_rights_in_the_whole_cluster(plane: ControlPlane) -> None:
     manifests = rendered_chart(plane, "--set", "watchNamespaces={a,b}")
     assert of_kind(manifests, "ClusterRole") == []
-    assert [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")] == ["a", "b"]
+    namespaces = [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")]
+    assert namespaces == ["tq-system", "a", "b"], "its own namespace for the lease and the certificate"
 
 
 def test_the_definitions_can_be_kept_at_an_uninstall(plane: ControlPlane) -> None:
-    (crd,) = of_kind(rendered_chart(plane), "CustomResourceDefinition")
-    assert "annotations" not in crd["metadata"]
-    (crd,) = of_kind(rendered_chart(plane, "--set", "crds.keep=true"), "CustomResourceDefinition")
-    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    definitions = of_kind(rendered_chart(plane), "CustomResourceDefinition")
+    assert len(definitions) == 2
+    assert all("annotations" not in crd["metadata"] for crd in definitions)
+    for crd in of_kind(rendered_chart(plane, "--set", "crds.keep=true"), "CustomResourceDefinition"):
+        assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def helm(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.operator.conftest import Operator, environment, rendered_chart
+from tests.integration.operator.conftest import USER, Operator, environment, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane, free_port, process
 from tests.waiting import wait_until
 
@@ -29,7 +29,10 @@ def test_an_operator_of_one_namespace_needs_no_rights_in_the_whole_cluster(
     user = "namespaced-operator"
     for manifest in rendered_chart(plane, "--set", "watchNamespaces={own}"):
         if manifest["kind"] == "RoleBinding":
-            manifest["subjects"] = [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}]
+            # Both: the roles in the operators' own namespace are one and the same.
+            manifest["subjects"] = [
+                {"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"} for name in (user, USER)
+            ]
         if manifest["kind"] in {"Role", "RoleBinding"}:
             plane.apply(yaml.safe_dump(manifest))
     health, log = free_port(), tmp_path / "operator.log"

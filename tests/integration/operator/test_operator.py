@@ -278,3 +278,83 @@ def test_the_operator_ends_on_a_signal_and_says_in_one_line_why_it_cannot_start(
         wait_until(running.ready, "a second operator is ready")
         child.terminate()
         assert child.wait(30) == 0
+
+
+@pytest.mark.parametrize(("limit", "what"), [("count/statefulsets.apps", "StatefulSet"), ("pods", "Pod")])
+def test_an_exceeded_quota_is_told_about(operator: Operator, limit: str, what: str) -> None:
+    plane, namespace = operator.plane, f"quota-{what.lower()}"
+    plane.kubectl("create", "namespace", namespace)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
+    plane.apply(yaml.safe_dump({**quota, "spec": {"hard": {limit: "0"}}}))
+    wait_until(lambda: (plane.get("resourcequota", "none", namespace) or {}).get("status"), "the quota is counted")
+    plane.apply(EXAMPLE.replace("NAME", "q").replace("namespace: default", f"namespace: {namespace}"))
+
+    def reported() -> Any:
+        found = (plane.get("transferqueue", "q", namespace) or {}).get("status", {}).get("conditions", [])
+        return [entry for entry in found if entry["reason"] == "QuotaExceeded" and entry["type"] == "Degraded"]
+
+    (degraded,) = wait_until(reported, "the quota is in the condition", 60)
+    assert "raise the ResourceQuota of the namespace" in degraded["message"]
+    plane.kubectl("delete", "transferqueue", "q", "-n", namespace)
+
+
+BINDING = """
+apiVersion: transferqueue.io/v1alpha1
+kind: TransferQueueBinding
+metadata: {name: NAME, namespace: NAMESPACE}
+spec:
+  queue: {name: NAME, namespace: default}
+  selector: {matchLabels: {app: verl}}
+"""
+
+
+@pytest.mark.parametrize(("namespace", "reason"), [("jobs", "Bound"), ("strangers", "NotAdmitted")])
+def test_a_binding_gives_the_queue_to_pods_of_an_admitted_namespace(
+    operator: Operator, queue: str, namespace: str, reason: str
+) -> None:
+    plane = operator.plane
+    plane.kubectl("create", "namespace", namespace)
+    plane.kubectl("label", "namespace", namespace, "transferqueue.io/bindings=", "--overwrite")
+    wait_until(lambda: plane.get("serviceaccount", "default", namespace), "the namespace is set up")
+    plane.apply(BINDING.replace("NAMESPACE", namespace).replace("NAME", queue))
+
+    def state() -> Any:
+        found = (plane.get("tqb", queue, namespace) or {}).get("status", {}).get("conditions", [])
+        return [entry["reason"] for entry in found]
+
+    wait_until(lambda: state() == [reason], "the binding says whether it holds")
+
+    def run(app: str) -> subprocess.CompletedProcess[str]:
+        overrides = json.dumps({"metadata": {"labels": {"app": app}}})
+        words = ("run", "p", "--image=t:1", f"--overrides={overrides}", "--dry-run=server", "-n", namespace)
+        return plane.kubectl(*words, "-o", "json")
+
+    # The apiserver takes up the label of the namespace after a moment.
+    wait_until(
+        lambda: "transferqueue.io/injected" in run("verl").stdout or run("verl").returncode, "pods are looked at"
+    )
+    if reason == "Bound":
+        injected = json.loads(run("verl").stdout)["metadata"]["annotations"]["transferqueue.io/injected"]
+        assert injected == f"default/{queue}"
+    else:
+        assert "does not admit pods of namespace strangers" in run("verl").stderr
+    assert "transferqueue.io/injected" not in run("other").stdout
+    plane.kubectl("delete", "tqb", queue, "-n", namespace)
+
+
+def test_a_pod_that_was_missed_is_found_and_told_about(operator: Operator) -> None:
+    plane = operator.plane
+    wait_until(lambda: plane.get("serviceaccount", "default", "tq-system"), "the namespace is set up")
+    # The webhook never looks at this namespace, as it would not while no operator runs.
+    overrides = json.dumps({"metadata": {"labels": {"transferqueue.io/inject": "q"}}})
+    done = plane.kubectl("run", "missed", "--image=t:1", f"--overrides={overrides}", "-n", "tq-system")
+    assert done.returncode == 0, done.stderr
+    words = ("get", "events.events.k8s.io", "-n", "tq-system", "-o", "json")
+
+    def told() -> Any:
+        found = json.loads(plane.kubectl(*words).stdout)["items"]
+        return [item["note"] for item in found if item["reason"] == "NotInjected"]
+
+    (note,) = wait_until(told, "the pod is told about")
+    assert "delete it, and its owner makes it anew" in note
+    plane.kubectl("delete", "pod", "missed", "-n", "tq-system", "--force")

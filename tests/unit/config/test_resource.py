@@ -81,6 +81,14 @@ SIMPLE = "backend: {simple: {}}"
 REFUSALS = [
     ("{backend: {simple: {}}, storage: {capacity: 12Q}}", f'spec.storage.capacity: "12Q" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}}, storage: {capacity: 0Gi}}", f'spec.storage.capacity: "0Gi" is not a quantity; {UNITS}'),
+    (
+        "{backend: {simple: {}}, storage: {capacity: 4Ki}}",
+        'spec.storage.capacity: "4Ki" is too small for a storage unit; use at least 1Mi',
+    ),
+    (
+        "{backend: {mooncake: {globalSegmentSize: 1000}}}",
+        'spec.backend.mooncake.globalSegmentSize: "1000" is too small for a storage unit; use at least 1Mi',
+    ),
     ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tq_operator.api.crd import custom_resource_definition
+from tq_operator.api.crd import PLURAL, custom_resource_definitions
 from tq_operator.api.generate import generated_files, main
 from tq_operator.runtime.settings import OperatorSettings
 from transfer_queue.errors import ConfigError
@@ -52,12 +52,12 @@ def test_the_schema_is_structural() -> None:
             if isinstance(node.get(key), dict):
                 check(node[key], f"{path}.{key}")
 
-    (version,) = custom_resource_definition()["spec"]["versions"]
+    (version,) = custom_resource_definitions()[PLURAL]["spec"]["versions"]
     check(version["schema"]["openAPIV3Schema"], "")
 
 
 def test_every_field_is_explained() -> None:
-    (version,) = custom_resource_definition()["spec"]["versions"]
+    (version,) = custom_resource_definitions()[PLURAL]["spec"]["versions"]
 
     def unexplained(node: dict[str, Any], path: str) -> list[str]:
         found = [] if node.get("description") or path.count(".") < 2 else [path]

@@ -243,3 +243,32 @@ def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
     response = validate_queue(review(document("{backend: {simple: {}, ray: {}}}")))["response"]
     assert response["allowed"] is False
     assert response["status"]["message"] == "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"
+
+
+def update(before: str, after: str, used: str, **annotations: str) -> dict[str, Any]:
+    status = {"storage": {"used": used}}
+    return {
+        "request": {
+            "uid": "u",
+            "namespace": "rl",
+            "object": document(after, annotations=annotations),
+            "oldObject": {**document(before), "status": status},
+        }
+    }
+
+
+@pytest.mark.parametrize(("used", "allowed"), [("3Mi", False), ("0", True)])
+def test_a_change_that_would_lose_rows_is_refused_with_what_to_do(used: str, allowed: bool) -> None:
+    review = read_review(update("{backend: {simple: {}}}", "{backend: {ray: {}}}", used))
+    response = validate_queue(review)["response"]
+    assert response["allowed"] is allowed
+    if not allowed:
+        words = response["status"]["message"]
+        assert words.startswith("This change restarts quickstart-controller and removes quickstart-storage")
+        assert "kubectl annotate transferqueue quickstart transferqueue.io/allow-data-loss=true" in words
+
+
+def test_rows_that_are_given_up_stand_in_the_way_of_nothing() -> None:
+    given_up = {"transferqueue.io/allow-data-loss": "true"}
+    review = read_review(update("{backend: {simple: {}}}", "{backend: {ray: {}}}", "3Mi", **given_up))
+    assert validate_queue(review)["response"]["allowed"]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.queues import queue
-from tq_operator.plan.status import Observation, Problem, queue_status, refused_status
-from tq_operator.runtime.reconciler import queue_from
+from tq_operator.plan.problems import Problem
+from tq_operator.plan.queue import queue_from
+from tq_operator.plan.status import Observation, queue_status, refused_status
 
 QUEUE = queue("{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}}")
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"

@@ -1,0 +1,116 @@
+"""What to write next for a queue. Pure: the observed children in, the writes and what stands in their way out.
+
+A write that would restart a process whose rows live in its memory is held back while there are rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tq_operator.plan.children import desired_children
+from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.names import digest
+from tq_operator.plan.problems import Problem
+from tq_operator.plan.queue import Images, Manifest, Queue
+from transfer_queue.config.defaults import GROUP
+
+__all__ = ["ALLOW_LOSS", "PAUSE", "Children", "Step", "lossy_change", "next_step", "wanted_children"]
+
+ALLOW_LOSS = f"{GROUP}/allow-data-loss"
+"""On a queue, "true": changes that lose rows are made."""
+PAUSE = f"{GROUP}/pause"
+"""On a queue, "true": nothing is written but the status."""
+_TEMPLATE = f"{GROUP}/template"
+"""On Deployments and StatefulSets: hash of the pod template; another one restarts the pods."""
+_WORKLOADS = ("Deployment", "StatefulSet")
+
+Children = Mapping[tuple[str, str], Manifest]
+"""Observed objects by (kind, name)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Writes in their order. ``held``: why others wait, in words."""
+
+    apply: Sequence[Manifest] = ()
+    delete: Sequence[Manifest] = ()
+    problems: Sequence[Problem] = ()
+    held: str = ""
+
+
+def wanted_children(queue: Queue, images: Images) -> list[Manifest]:
+    """The children as they are applied."""
+    return [stamped(_marked(child)) for child in desired_children(queue, images)]
+
+
+def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool) -> Step:
+    """``children``: everything that has the name of a wanted child, and everything that carries the queue's labels."""
+    if queue.annotations.get(PAUSE) == "true":
+        return Step(held=f"Paused by the annotation {PAUSE}; remove it to go on.")
+    wanted = {_key(child): child for child in wanted_children(queue, images)}
+    problems, apply = [], []
+    for key, child in wanted.items():
+        observed = children.get(key)
+        if foreign_owner(observed, queue.uid):
+            words = f"{key[0]} {key[1]} exists and belongs to something else; delete it or rename the queue"
+            problems.append(Problem("NameConflict", words))
+        elif differs(child, observed):
+            apply.append(child)
+    surplus = [
+        child
+        for key, child in children.items()
+        if key not in wanted and not foreign_owner(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
+    ]
+    lossy = [_why(child, children.get(_key(child))) for child in apply]
+    lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in _WORKLOADS]
+    if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
+        # What is missing is made all the same: its rows are gone already.
+        missing = [child for child in apply if _key(child) not in children]
+        return Step(missing, (), problems, _advice(queue.name, [why for why in lossy if why]))
+    return Step(apply, surplus, problems)
+
+
+def lossy_change(before: Queue, after: Queue, holds_rows: bool) -> str:
+    """Why the change of the spec must not be made now, with what to do instead; empty if it may."""
+    if not holds_rows or after.annotations.get(ALLOW_LOSS) == "true":
+        return ""
+    images = Images("-", "-")
+    old = {_key(child): child for child in wanted_children(before, images)}
+    new = {_key(child): child for child in wanted_children(after, images)}
+    lossy = [_why(child, old.get(key)) for key, child in new.items()]
+    lossy += [f"removes {name}" for kind, name in old if kind in _WORKLOADS and (kind, name) not in new]
+    return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
+
+
+def _why(child: Manifest, observed: Manifest | None) -> str:
+    """What applying ``child`` loses; empty if nothing."""
+    if observed is None or child["kind"] not in _WORKLOADS:
+        return ""
+    name = child["metadata"]["name"]
+    mark = observed["metadata"].get("annotations", {}).get(_TEMPLATE)
+    if mark is not None and mark != child["metadata"]["annotations"][_TEMPLATE]:
+        return f"restarts {name}"
+    fewer = child["spec"]["replicas"] < observed["spec"].get("replicas", 1)
+    return f"removes storage units of {name}" if fewer else ""
+
+
+def _advice(name: str, lossy: Sequence[str]) -> str:
+    return (
+        f"This change {' and '.join(lossy)}, and the rows held there would be lost. Let the consumers finish or clear "
+        "the partitions until status.storage.used is 0; or make a second TransferQueue and move the jobs there; or "
+        f"give the rows up: kubectl annotate transferqueue {name} {ALLOW_LOSS}=true"
+    )
+
+
+def _marked(child: Manifest) -> Manifest:
+    if child["kind"] not in _WORKLOADS:
+        return child
+    metadata = child["metadata"]
+    mark = digest(json.dumps(child["spec"]["template"], sort_keys=True), 16)
+    return {**child, "metadata": {**metadata, "annotations": {**metadata["annotations"], _TEMPLATE: mark}}}
+
+
+def _key(child: Manifest) -> tuple[str, str]:
+    return child["kind"], child["metadata"]["name"]

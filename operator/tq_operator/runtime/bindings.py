@@ -1,0 +1,114 @@
+"""Reports on bindings, and on pods that asked for a queue and did not get it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL, binding_from
+from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
+from tq_operator.plan.queue import Manifest
+from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.events import EventGate, event
+from tq_operator.runtime.metrics import OperatorMetrics
+from transfer_queue.errors import ConfigError
+
+__all__ = ["Attachments"]
+
+logger = logging.getLogger("tq_operator.bindings")
+
+_FINISHED = {"Succeeded", "Failed"}
+_LONGEST_S = 15.0
+
+
+class Attachments:
+    """The leader looks at bindings and labelled pods every few seconds; nothing is written at rest."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespaces: Sequence[str],
+        identity: str,
+        leading: Callable[[], bool],
+        metrics: OperatorMetrics,
+    ) -> None:
+        self._cluster = cluster
+        self._namespaces = namespaces
+        self._identity = identity
+        self._leading = leading
+        self._metrics = metrics
+        self._gate = EventGate()
+
+    async def run(self, interval: float) -> None:
+        """Until cancelled."""
+        while True:
+            if self._leading():
+                try:
+                    await asyncio.to_thread(self.look)
+                except ClusterError as error:
+                    logger.warning("cannot look at bindings and pods: %s", error)
+            await asyncio.sleep(min(interval, _LONGEST_S))
+
+    def look(self) -> None:
+        """Blocking. Raises ClusterError."""
+        for document in self._cluster.bindings(self._namespaces):
+            self._report(document)
+        missed = [pod for pod in self._cluster.labelled_pods(self._namespaces, INJECT_LABEL) if _is_missed(pod)]
+        self._metrics.missed.set(len(missed))
+        for pod in missed:
+            if self._gate.admits(pod["metadata"]["uid"]):
+                news = {
+                    "type": "Injected",
+                    "status": "False",
+                    "reason": "NotInjected",
+                    "message": "The pod asks for a TransferQueue but was made while no operator answered admission "
+                    "(webhook.failurePolicy Ignore), so it runs without; delete it, and its owner makes it anew.",
+                    "lastTransitionTime": pod["metadata"]["creationTimestamp"],
+                }
+                told = {**pod, "apiVersion": "v1", "kind": "Pod"}
+                self._cluster.create_event({**event(told, news, self._identity), "type": "Warning"})
+
+    def _report(self, document: Manifest) -> None:
+        previous = (document.get("status") or {}).get("conditions", [])
+        status, reason, message = self._state(document)
+        old = previous[0] if previous else {}
+        if (old.get("status"), old.get("reason"), old.get("message")) == (status, reason, message):
+            return
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": "Bound",
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == status else now,
+            "observedGeneration": document["metadata"].get("generation", 0),
+        }
+        metadata = document["metadata"]
+        self._cluster.write_status(
+            metadata["namespace"], metadata["name"], {"conditions": [condition]}, BINDING_KIND, BINDING_PLURAL
+        )
+
+    def _state(self, document: Manifest) -> tuple[str, str, str]:
+        try:
+            binding = binding_from(document)
+        except ConfigError as error:
+            return "False", "InvalidSpec", str(error)
+        namespace, name = binding.queue
+        own = document["metadata"]["namespace"]
+        queue: dict[str, Any] | None = self._cluster.queue(namespace, name)
+        if queue is None:
+            return "False", "QueueNotFound", f"TransferQueue {namespace}/{name} does not exist."
+        admitted = (queue["spec"].get("access") or {}).get("namespaces", [])
+        if own != namespace and not {"*", own} & set(admitted):
+            advice = f"add {own} to its spec.access.namespaces"
+            return "False", "NotAdmitted", f"TransferQueue {namespace}/{name} does not admit this namespace; {advice}."
+        return "True", "Bound", "New pods that the selector chooses get the queue."
+
+
+def _is_missed(pod: Manifest) -> bool:
+    given = INJECTED_ANNOTATION in pod["metadata"].get("annotations", {})
+    done = pod.get("status", {}).get("phase") in _FINISHED or "deletionTimestamp" in pod["metadata"]
+    return not given and not done

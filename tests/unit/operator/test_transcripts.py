@@ -1,0 +1,206 @@
+"""A queue's life as the plan sees it: each transcripts/NAME.txt records what is written and said after every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.queues import IMAGES, document
+from tq_operator.plan.queue import Images, queue_from
+from tq_operator.plan.rdma import choose_transport
+from tq_operator.plan.status import Observation, queue_status
+from tq_operator.plan.step import ALLOW_LOSS, PAUSE, lossy_change, next_step, wanted_children
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+MOONCAKE = "{backend: {mooncake: {globalSegmentSize: 256Mi}}, rdma: {policy: POLICY, resourceName: rdma/shared}}"
+
+
+class World:
+    """A cluster that does at once what it is told, and the log of it."""
+
+    def __init__(self, spec: str) -> None:
+        self.document = document(spec)
+        self.images = IMAGES
+        self.children: dict[tuple[str, str], dict[str, Any]] = {}
+        self.status: dict[str, Any] = {}
+        self.used: int | None = None
+        self.capacity: int | None = None
+        self.works = True
+        self.lines: list[str] = []
+
+    def change(self, what: str, spec: str | None = None, **annotations: str) -> None:
+        """The user changes the queue."""
+        metadata = self.document["metadata"]
+        self.document = document(spec, generation=metadata["generation"] + 1) if spec else self.document
+        self.document["metadata"]["annotations"] = annotations
+        self.settle(what)
+
+    def settle(self, what: str) -> None:
+        """Reconcile until nothing is written any more."""
+        self.lines.append(f"* {what}")
+        for _ in range(4):
+            if not self._reconcile():
+                return
+        raise AssertionError(f"writes never end: {self.lines[-8:]}")
+
+    def _reconcile(self) -> bool:
+        queue = queue_from({**self.document, "status": self.status})
+        same = self.status.get("observedGeneration") == queue.generation
+        running = self.status.get("transport") if same else None
+        decided = choose_transport(queue.spec, self.capacity, running, self.works)
+        queue = replace(queue, decided=decided)
+        step = next_step(queue, self.images, self.children, bool(self.used))
+        for child in step.apply:
+            key = child["kind"], child["metadata"]["name"]
+            self.lines.append(f"  {'apply' if key in self.children else 'create'} {' '.join(key)}")
+            self.children[key] = self._made(child)
+        for child in step.delete:
+            self.lines.append(f"  delete {child['kind']} {child['metadata']['name']}")
+            del self.children[child["kind"], child["metadata"]["name"]]
+        seen = Observation(self.children, used=self.used, problems=step.problems, held=step.held)
+        status = queue_status(queue, seen, self.status, "2026-01-01T00:00:00Z")
+        before, self.status = self.status, status
+        for condition in status["conditions"]:
+            old = [c for c in before.get("conditions", []) if c["type"] == condition["type"]]
+            if not old or any(old[0][key] != condition[key] for key in ("status", "reason", "message")):
+                words = " ".join(condition[key] for key in ("type", "status", "reason", "message"))
+                self.lines.append(f"  {words}".rstrip())
+        return status != before
+
+    def _made(self, child: dict[str, Any]) -> dict[str, Any]:
+        wanted = child.get("spec", {}).get("replicas", 0) if self.works else 0
+        counts = {"observedGeneration": 1, "readyReplicas": wanted, "updatedReplicas": wanted}
+        return {**child, "metadata": {**child["metadata"], "generation": 1}, "status": counts}
+
+
+def lifetime() -> World:
+    world = World("{backend: {simple: {}}}")
+    world.settle("created")
+    world.used = 1 << 20
+    world.settle("rows are put")
+    world.change("storage scaled out", "{backend: {simple: {}}, storage: {replicas: 3}}")
+    del world.children["Service", "quickstart-storage"]
+    world.settle("a service is deleted by hand")
+    world.change(
+        "a node label is wanted", "{backend: {simple: {}}, storage: {replicas: 3, nodeSelector: {disk: fast}}}"
+    )
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.change("paused", **{PAUSE: "true"})
+    world.change("resumed")
+    return world
+
+
+def backend_changed() -> World:
+    world = World("{backend: {simple: {}}}")
+    world.settle("created")
+    world.used = 5
+    world.change("another backend", "{backend: {ray: {}}}")
+    world.change("the rows are given up", "{backend: {ray: {}}}", **{ALLOW_LOSS: "true"})
+    return world
+
+
+def operator_upgraded() -> World:
+    world = World("{backend: {simple: {}}}")
+    world.settle("created")
+    world.images = replace(IMAGES, server="registry.example/server:2")
+    world.used = 5
+    world.settle("an operator with other images, while there are rows")
+    world.used = 0
+    world.settle("the rows are consumed")
+    return world
+
+
+def name_conflict() -> World:
+    world = World("{backend: {simple: {}}}")
+    foreign = {"kind": "ConfigMap", "metadata": {"name": "quickstart-config", "namespace": "rl", "uid": "other"}}
+    world.children["ConfigMap", "quickstart-config"] = foreign
+    world.settle("created beside a foreign object")
+    del world.children["ConfigMap", "quickstart-config"]
+    world.settle("the foreign object is gone")
+    return world
+
+
+def rdma_auto() -> World:
+    world = World(MOONCAKE.replace("POLICY", "auto"))
+    world.capacity = 0
+    world.settle("created where no node has RDMA")
+    world.capacity = 4
+    world.settle("a node with RDMA comes")
+    world.change("another spec", MOONCAKE.replace("POLICY", "auto").replace("256", "512"))
+    world.capacity = 0
+    world.settle("the RDMA nodes leave while all pods run")
+    world.works = False
+    world.settle("the pods stopped")
+    return world
+
+
+def rdma_required() -> World:
+    world = World(MOONCAKE.replace("POLICY", "required"))
+    world.capacity, world.works = 0, False
+    world.settle("created where no node has RDMA")
+    world.capacity = 4
+    world.settle("a node with RDMA comes")
+    return world
+
+
+def rdma_without_a_resource() -> World:
+    world = World("{backend: {mooncake: {globalSegmentSize: 256Mi}}}")
+    world.settle("created")
+    return world
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        lifetime,
+        backend_changed,
+        operator_upgraded,
+        name_conflict,
+        rdma_auto,
+        rdma_required,
+        rdma_without_a_resource,
+    ],
+)
+def test_every_transition_is_as_recorded(scenario: Callable[[], World], regenerate: bool) -> None:
+    text = "\n".join(scenario().lines) + "\n"
+    path = TRANSCRIPTS / f"{scenario.__name__.replace('_', '-')}.txt"
+    if regenerate:
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"see the difference: pytest {__file__} --regenerate; git diff"
+
+
+CHANGES = [
+    ("{backend: {simple: {}}, storage: {replicas: 3}}", False),
+    ("{backend: {simple: {}}, access: {namespaces: [jobs]}}", False),
+    ("{backend: {simple: {}}, storage: {replicas: 1}}", True),
+    ("{backend: {simple: {}}, storage: {capacity: 512Mi}}", True),
+    ("{backend: {simple: {}}, controller: {sampler: {name: RankAwareSampler}}}", True),
+    ("{backend: {ray: {}}}", True),
+]
+
+
+@pytest.mark.parametrize(("spec", "lossy"), CHANGES)
+def test_only_a_change_that_stops_a_process_with_rows_is_lossy(spec: str, lossy: bool) -> None:
+    before, after = (queue_from(document(text)) for text in ("{backend: {simple: {}}}", spec))
+    assert bool(lossy_change(before, after, True)) == lossy
+    assert lossy_change(before, after, False) == ""
+    allowed = queue_from(document(spec, annotations={ALLOW_LOSS: "true"}))
+    assert lossy_change(before, allowed, True) == ""
+
+
+def test_the_hash_of_a_template_follows_the_template_alone() -> None:
+    def mark(spec: str, images: Images = IMAGES) -> set[str]:
+        children = wanted_children(queue_from(document(spec)), images)
+        return {
+            child["metadata"]["annotations"]["transferqueue.io/template"]
+            for child in children
+            if child["kind"] in ("Deployment", "StatefulSet")
+        }
+
+    assert mark("{backend: {simple: {}}}") == mark("{backend: {simple: {}}, storage: {replicas: 7}}")
+    assert not mark("{backend: {simple: {}}}") & mark("{backend: {simple: {}}}", replace(IMAGES, server="other:1"))
