@@ -26,8 +26,8 @@ Layout: TypeAlias = Literal["jagged", "dense"]
 _FEW_ROWS: Final = 16
 _RECENT: Final = 256
 _recent_offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
-"""Offsets of small batches. Each tensor of offsets gets a symbol of torch's own for the ragged size, which costs as much
-as the rest of a small get; batches of the same few lengths share one, and can be computed with together."""
+"""Offsets of small batches. Each tensor of offsets gets a symbol of torch's own for the ragged size, as costly as the
+rest of a small get; batches of the same few lengths share one, and can be computed with together."""
 _SCALARS: Final = frozenset({str, int, float, bool, bytes})
 
 
