@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue._kv_meta import KVBatchMeta
+from transfer_queue.client.client import Device, Out
 from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
 
@@ -93,35 +94,77 @@ async def async_kv_batch_put(
     return await client.async_run(client.kv.put(keys, partition_id, fields, tags, data_parser))
 
 
-def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> TensorDict:
+def kv_batch_get(
+    keys: list[str] | str,
+    partition_id: str,
+    select_fields: list[str] | str | None = None,
+    *,
+    zero_copy: bool = False,
+    out: Out | None = None,
+    device: Device = None,
+) -> TensorDict:
     """The rows of ``keys``, in that order, repeated where keys repeat: batch size ``[len(keys)]``.
 
     Without ``select_fields``: every field ready for all of them; with it, those of the named ones. Raises
     KeyNotFoundError naming missing keys, NotReadyError for a key without data, StorageKeyNotFoundError for a row that
     vanished meanwhile, DataLostError.
+
+    ``zero_copy``: tensors are views of the stored rows where a field's rows lie together in one put, on the same host;
+    else copies. A view must not be written to: it is the stored row, for every reader. Its memory stays in use, though
+    the rows be cleared or overwritten, until the last tensor that refers to it is gone: who holds views for long takes
+    room from the queue's writers and from nobody's reads.
+    ``out``: a TensorDict or mapping with a tensor for every returned field, which is filled and returned: of shape
+    ``(len(keys), ...)``, or jagged with the rows' lengths, of the field's dtype, on any device. All fields are checked
+    before one is written; InvalidInputError names the field that does not fit.
+    ``device``: ``"cpu"`` or a CUDA device the tensors are to lie on, copied there on the caller's current stream and
+    complete on return. InvalidInputError where torch finds no such device.
     """
     client = current_client()
-    return client.run(client.kv.get(keys, partition_id, select_fields))
+    return client.run(client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device))
 
 
 async def async_kv_batch_get(
-    keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
+    keys: list[str] | str,
+    partition_id: str,
+    select_fields: list[str] | str | None = None,
+    *,
+    zero_copy: bool = False,
+    out: Out | None = None,
+    device: Device = None,
 ) -> TensorDict:
     """See ``kv_batch_get``."""
     client = current_client()
-    return await client.async_run(client.kv.get(keys, partition_id, select_fields))
+    return await client.async_run(
+        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device)
+    )
 
 
-def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
-    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them."""
+def kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: list[str] | str | None = None,
+    *,
+    zero_copy: bool = False,
+    out: Out | None = None,
+    device: Device = None,
+) -> TensorDict:
+    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them. See ``kv_batch_get``."""
     client = current_client()
-    return client.run(client.kv.get_by_meta(meta, select_fields))
+    return client.run(client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device))
 
 
-async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
+async def async_kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: list[str] | str | None = None,
+    *,
+    zero_copy: bool = False,
+    out: Out | None = None,
+    device: Device = None,
+) -> TensorDict:
     """See ``kv_batch_get_by_meta``."""
     client = current_client()
-    return await client.async_run(client.kv.get_by_meta(meta, select_fields))
+    return await client.async_run(
+        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device)
+    )
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:

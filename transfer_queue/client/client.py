@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from transfer_queue.client.arguments import check_text
 from transfer_queue.client.engine import Engine
@@ -27,6 +27,8 @@ __all__ = ["AsyncTransferQueueClient", "TransferQueueClient"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+Out: TypeAlias = "TensorDict | Mapping[str, torch.Tensor]"
+Device: TypeAlias = "str | int | torch.device | None"
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
@@ -139,9 +141,14 @@ class AsyncTransferQueueClient:
         """
         return await self._async(self.rows.put(data, metadata, partition_id, data_parser))
 
-    async def async_get_data(self, metadata: BatchMeta) -> TensorDict:
-        """The fields of ``metadata`` of all its rows, in its order, as independent tensors."""
-        return await self._async(self.rows.get_data(metadata))
+    async def async_get_data(
+        self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
+    ) -> TensorDict:
+        """The fields of ``metadata`` of all its rows, in its order, as independent tensors.
+
+        ``zero_copy``, ``out``, ``device``: see ``transfer_queue.kv_batch_get``.
+        """
+        return await self._async(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
         """Merge ``metadata.custom_meta`` into the rows' tags."""
@@ -221,9 +228,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         """See ``async_put``."""
         return self._sync(self.rows.put(data, metadata, partition_id, data_parser))
 
-    def get_data(self, metadata: BatchMeta) -> TensorDict:
+    def get_data(
+        self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
+    ) -> TensorDict:
         """See ``async_get_data``."""
-        return self._sync(self.rows.get_data(metadata))
+        return self._sync(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
         """See ``async_set_custom_meta``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -155,12 +156,15 @@ class Engine:
                     return await self._store_parts(backend, block, more, 0.0)
                 except CapacityError:
                     pass
-            left = deadline - loop.time()
+            now = loop.time()
+            left = deadline - now
             try:
                 return await self._store_parts(backend, block, parts, max(0.0, min(_WAIT_SLICE_S, left)))
             except CapacityError:
                 if left <= _WAIT_SLICE_S:
                     raise
+            if loop.time() - now < _WAIT_SLICE_S / 2:  # refused at once: too many of this client's puts wait
+                await asyncio.sleep(_WAIT_SLICE_S * random.uniform(0.5, 1.0))
 
     async def _store_parts(
         self, backend: Backend, block: EncodedBlock, parts: int, wait_s: float

@@ -13,6 +13,7 @@ from transfer_queue.client.arguments import (
     check_text,
 )
 from transfer_queue.client.engine import Engine
+from transfer_queue.client.form import Form, form_of
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
@@ -113,15 +114,20 @@ class KvOperations:
     # ------------------------------------------------------------------------------------------------------------ get
 
     def get(
-        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None
+        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None, **form: Any
+    ) -> Operation[LoadedBatch, TensorDict]:
+        return self._get(keys, partition_id, select_fields, form_of(self._options, **form))
+
+    def _get(
+        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None, form: Form
     ) -> Operation[LoadedBatch, TensorDict]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
         wanted = _field_names(select_fields)
-        return Operation(self._load(keys, partition_id, wanted), self._decode)
+        return Operation(self._load(keys, partition_id, wanted), lambda loaded: loaded.decode(form))
 
     def get_by_meta(
-        self, meta: KVBatchMeta, select_fields: list[str] | str | None
+        self, meta: KVBatchMeta, select_fields: list[str] | str | None, **form: Any
     ) -> Operation[LoadedBatch, TensorDict]:
         if not isinstance(meta, KVBatchMeta):
             raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}")
@@ -132,7 +138,8 @@ class KvOperations:
             absent = sorted(set(wanted) - set(meta.fields or ()))
             if absent or meta.fields is None:
                 raise InvalidInputError(f"select_fields {absent} not found in meta.fields {meta.fields}")
-        return self.get(list(meta.keys), meta.partition_id, meta.fields if wanted is None else wanted)
+        wanted = meta.fields if wanted is None else wanted
+        return self._get(list(meta.keys), meta.partition_id, wanted, form_of(self._options, **form))
 
     async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
         timeout_s = self._options.request_s
@@ -143,9 +150,6 @@ class KvOperations:
         if not fields:
             return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None)
         return await self._engine.load(batch, fields, lookup, timeout_s)
-
-    def _decode(self, loaded: LoadedBatch) -> TensorDict:
-        return loaded.decode(self._options.layout, self._options.allow_pickle)
 
     # ------------------------------------------------------------------------------------------------- list and clear
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.control.commands import Batch, FamilyLocations
+from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import DataLostError
 from transfer_queue.storage.base import BlockRead, Fetched, UnitInfo
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from transfer_queue.client.form import Form
     from transfer_queue.columns.column import Rows
-    from transfer_queue.columns.decoding import Layout, Piece
+    from transfer_queue.columns.decoding import Piece
 
 __all__ = ["LoadedBatch", "ReadPlan", "plan_reads"]
 
@@ -106,17 +109,13 @@ class LoadedBatch:
         """Bytes of the blocks that are involved: an upper bound of what ``decode`` copies."""
         return sum(block.view.nbytes for block in self._fetched.blocks) if self._fetched else 0
 
-    def decode(self, layout: Layout, allow_pickle: bool) -> TensorDict:
-        """The batch as an independent TensorDict; releases what was read."""
-        return self.decode_together([(np.arange(self.rows), self)], layout, allow_pickle)
+    def decode(self, form: Form) -> TensorDict:
+        """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
+        return self.decode_together([(np.arange(self.rows), self)], form)
 
     @staticmethod
-    def decode_together(
-        parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], layout: Layout, allow_pickle: bool
-    ) -> TensorDict:
+    def decode_together(parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], form: Form) -> TensorDict:
         """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result."""
-        from transfer_queue.columns.tensors import decode
-
         first = parts[0][1]
         schemas = [schema for schema in first._batch.fields if schema.name in first._fields]
         try:
@@ -124,10 +123,14 @@ class LoadedBatch:
             for positions, part in parts:
                 part._add_pieces(pieces, None if len(parts) == 1 else positions)
             rows = sum(part.rows for _, part in parts)
-            return decode(pieces, rows, schemas, layout=layout, allow_pickle=allow_pickle)
+            return _decoded(pieces, rows, schemas, form)
         finally:
+            pieces = {}
             for _, part in parts:
-                part.release()
+                if form.zero_copy:
+                    part.release_with_views()
+                else:
+                    part.release()
 
     def _add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:
         from transfer_queue.columns.tensors import Piece
@@ -144,3 +147,39 @@ class LoadedBatch:
     def release(self) -> None:
         if self._fetched is not None:
             self._fetched.release()
+
+    def release_with_views(self) -> None:
+        """Release once nothing refers to the blocks' memory any more: tensors that are views of it keep it."""
+        if self._fetched is None:
+            return
+        fetched, self._fetched = self._fetched, None
+        blocks = fetched.blocks.copy()
+        fetched.blocks.clear()
+        others = [None] * (len(blocks) - 1)  # all but the last to go; popping is atomic, in any thread
+
+        def gone() -> None:
+            try:
+                others.pop()
+            except IndexError:
+                fetched.release()
+
+        for block in blocks:
+            weakref.finalize(block.view.memory, gone).atexit = False
+
+
+def _decoded(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form) -> TensorDict:
+    from transfer_queue.columns.tensors import decode, decode_into
+
+    if form.out is not None:
+        decode_into(pieces, rows, schemas, form.out, allow_pickle=form.allow_pickle)
+        out: TensorDict = form.out
+        return out
+    copy = not form.zero_copy and form.device is None
+    batch = decode(pieces, rows, schemas, layout=form.layout, copy=copy, allow_pickle=form.allow_pickle)
+    if form.device is None or form.stream is None:
+        return batch
+    from transfer_queue.columns.device import moved, pin
+
+    for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
+        pin(found.memory)
+    return moved(batch, form.device, form.stream)

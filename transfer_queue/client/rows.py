@@ -18,6 +18,7 @@ from transfer_queue.client.arguments import (
     check_text,
 )
 from transfer_queue.client.engine import Engine
+from transfer_queue.client.form import Form, form_of
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
@@ -131,8 +132,11 @@ class RowOperations:
 
         return Operation(self._engine.fetch(fetch, request_s), finish)
 
-    def get_data(self, metadata: BatchMeta) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
-        return Operation(self._load(check_metadata(metadata)), self._assemble)
+    def get_data(
+        self, metadata: BatchMeta, **options: Any
+    ) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
+        form = form_of(self._options, **options)
+        return Operation(self._load(check_metadata(metadata)), lambda loaded: _assembled(loaded, form))
 
     async def _load(self, metadata: BatchMeta) -> list[tuple[NDArray[np.int64], LoadedBatch]]:
         fields = metadata.field_names
@@ -149,14 +153,6 @@ class RowOperations:
             guess = located if fits else None
             loaded.append((positions, await self._engine.find(lookup, fields, guess, self._options.request_s)))
         return loaded
-
-    def _assemble(self, loaded: list[tuple[NDArray[np.int64], LoadedBatch]]) -> TensorDict:
-        options = self._options
-        if not loaded:
-            return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None).decode(options.layout, options.allow_pickle)
-        if len(loaded) == 1:
-            return loaded[0][1].decode(options.layout, options.allow_pickle)
-        return LoadedBatch.decode_together(loaded, options.layout, options.allow_pickle)
 
     # ------------------------------------------------------------------------------------------------------------ put
 
@@ -259,6 +255,14 @@ class RowOperations:
 
     def partition_list(self) -> Operation[Reply, list[str]]:
         return Operation(self._engine.request(ListPartitions(""), self._options.request_s), _value)
+
+
+def _assembled(loaded: list[tuple[NDArray[np.int64], LoadedBatch]], form: Form) -> TensorDict:
+    if not loaded:
+        return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None).decode(form)
+    if len(loaded) == 1:
+        return loaded[0][1].decode(form)
+    return LoadedBatch.decode_together(loaded, form)
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:

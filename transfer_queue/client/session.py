@@ -25,12 +25,12 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["ControllerSession"]
+__all__ = ["ControllerSession", "retry_delay"]
 
 log = logging.getLogger(__name__)
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
-_RETRY_S = (0.05, 1.0)
+_RETRY_S = (0.1, 2.0)
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
@@ -150,17 +150,16 @@ class ControllerSession:
                 raise ConnectionLostError(f"{reason}; {_ADVICE}") from None
         return self._connection
 
-    async def _reconnect(self) -> None:
-        delay = _RETRY_S[0]
+    async def _reconnect(self, attempt: int = 0) -> None:
         while not self._closed:
+            await asyncio.sleep(retry_delay(attempt, random.random()))
+            attempt += 1
             for address in self._addresses:
                 try:
                     await self._connect(address)
                     return
                 except TransferQueueError as error:
                     self._failure = error
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # many clients lose a controller at the same moment
-            delay = min(delay * 2, _RETRY_S[1])
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
@@ -193,4 +192,12 @@ class ControllerSession:
             self._connected.clear()
             if not self._closed:
                 self._failure = connection.lost_error()
-                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(attempt=1))
+
+
+def retry_delay(attempt: int, chance: float) -> float:
+    """Seconds before connecting: none at the first attach (attempt 0), else anywhere in a window that doubles.
+
+    Thousands of clients lose a controller at the same moment; ``chance`` (0 to 1) spreads them over the whole window.
+    """
+    return chance * min(_RETRY_S[0] * 2 ** (attempt - 1), _RETRY_S[1]) if attempt else 0.0

@@ -27,6 +27,7 @@ from transfer_queue.columns.column import (
     MAX_BYTES,
     TEXT_TYPES,
     Bytes,
+    Chunk,
     ColumnView,
     Rows,
     as_bytes,
@@ -84,7 +85,7 @@ class EncodedBlock:
     def __init__(self, rows: int, columns: Iterable[ColumnView]) -> None:
         self.rows = rows
         self._columns = {column.schema.name: column for column in columns}
-        self._layout: list[tuple[int, Sequence[Bytes]]] = []
+        self._layout: list[tuple[int, Sequence[Chunk]]] = []
         described = []
         end = 0
         for column in self._columns.values():
@@ -168,7 +169,10 @@ class EncodedBlock:
             position = start
             for chunk in chunks:
                 end = position + chunk.nbytes
-                np.copyto(out[position:end], chunk)
+                if isinstance(chunk, np.ndarray):
+                    np.copyto(out[position:end], chunk)
+                else:
+                    chunk.copy_into(out[position:end])
                 position = end
         out[position : self.nbytes] = 0
 
@@ -186,7 +190,7 @@ class BlockView:
     when a column's rows are first located.
     """
 
-    __slots__ = ("_columns", "_data", "_described", "fields", "nbytes", "rows")
+    __slots__ = ("_columns", "_data", "_described", "fields", "memory", "nbytes", "rows")
 
     def __init__(self, buffer: memoryview | bytes | bytearray | Bytes) -> None:
         data = as_bytes(buffer)
@@ -196,6 +200,8 @@ class BlockView:
         """Bytes of the whole block."""
         if self.nbytes > data.nbytes:
             raise CorruptBlockError(f"block of {self.nbytes} bytes in a buffer of {data.nbytes}: truncated")
+        self.memory = data
+        """The array that everything made of this view, without a copy, refers to as its owner."""
         self._data = data[start : self.nbytes]
         self.fields = [FieldSchema(c.name, c.kind, c.dtype, c.shape) for c in header.columns]
         self._described: dict[str, tuple[FieldSchema, list[tuple[int, int]]]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,30 @@ from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
-__all__ = ["Bytes", "ColumnView", "Int64s", "Rows", "as_bytes", "concatenate_columns"]
+__all__ = ["Bytes", "Chunk", "ColumnView", "DeviceBytes", "Int64s", "Rows", "as_bytes", "concatenate_columns"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = "tuple[int, int] | Int64s | None"
 """Which rows: ``(start, stop)``, an integer array of positions (any order, repeats allowed), or None for all."""
+
+
+class DeviceBytes(Protocol):
+    """Bytes in the memory of a GPU: they go straight to where they are stored."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def data(self) -> memoryview:
+        """A copy in the memory of this host."""
+
+    def __getitem__(self, part: slice) -> DeviceBytes: ...
+
+    def copy_into(self, target: Bytes) -> None: ...
+
+
+Chunk: TypeAlias = "Bytes | DeviceBytes"
 
 TEXT_TYPES = ("str", "numpy.str_")
 MAX_BYTES = 1 << 62
@@ -34,21 +52,22 @@ are and become one segment each."""
 class ColumnView:
     """``rows`` rows of one field, as buffers that are referenced, not copied.
 
-    ``chunks``: uint8 arrays whose concatenation holds the rows one after the other: the elements in row-major order
-    (for a single ragged axis that is not the first one: with that axis moved to the front), UTF-8 text, or documents.
-    ``extents``: int64; ragged: ``(rows, ragged axes)`` the size of each row along its ragged axes; text and object:
-    ``(rows,)`` bytes of each row, -1 for a text row that is None; dense: None.
+    ``chunks``: uint8 arrays, or bytes on a GPU, whose concatenation holds the rows one after the other: the elements in
+    row-major order (for a single ragged axis that is not the first one: with that axis moved to the front), UTF-8 text,
+    or documents. ``extents``: int64; ragged: ``(rows, ragged axes)`` the size of each row along its ragged axes; text
+    and object: ``(rows,)`` bytes of each row, -1 for a text row that is None; dense: None.
     """
 
     __slots__ = ("_starts", "_values", "chunks", "extents", "rows", "schema")
 
-    def __init__(self, schema: FieldSchema, rows: int, chunks: Sequence[Bytes], extents: Int64s | None) -> None:
+    def __init__(self, schema: FieldSchema, rows: int, chunks: Sequence[Chunk], extents: Int64s | None) -> None:
         self.schema = schema
         self.rows = rows
         self.chunks = chunks
         self.extents = extents
         self._starts: Int64s | None = None
-        self._values: Bytes | None = chunks[0] if len(chunks) == 1 else None
+        only = chunks[0] if len(chunks) == 1 else None
+        self._values: Bytes | None = only if isinstance(only, np.ndarray) else None
 
     @property
     def value_bytes(self) -> int:
@@ -59,7 +78,8 @@ class ColumnView:
     def values(self) -> Bytes:
         """All rows in one uint8 array; copies only if they lie in several chunks."""
         if self._values is None:
-            self._values = np.concatenate(self.chunks) if self.chunks else np.empty(0, np.uint8)
+            chunks = [chunk if isinstance(chunk, np.ndarray) else as_bytes(chunk.data) for chunk in self.chunks]
+            self._values = np.concatenate(chunks) if chunks else np.empty(0, np.uint8)
         return self._values
 
     @property
@@ -118,7 +138,7 @@ class ColumnView:
     def _corrupt(self, what: str) -> CorruptBlockError:
         return CorruptBlockError(f"column {self.schema.name!r} is damaged: {what}")
 
-    def buffers(self) -> list[Sequence[Bytes]]:
+    def buffers(self) -> list[Sequence[Chunk]]:
         """The column's buffers in stored order, each as its chunks."""
         if self.extents is None:
             return [self.chunks]
@@ -187,11 +207,11 @@ def as_bytes(source: memoryview | bytes | bytearray | npt.NDArray[np.generic]) -
     return np.frombuffer(source, np.uint8)
 
 
-def _cut(chunks: Sequence[Bytes], low: int, high: int) -> list[Bytes]:
+def _cut(chunks: Sequence[Chunk], low: int, high: int) -> list[Chunk]:
     """Bytes ``low:high`` of the concatenation of ``chunks``, as slices of them."""
     if len(chunks) == 1:
         return [chunks[0][low:high]]
-    cut = []
+    cut: list[Chunk] = []
     position = 0
     for chunk in chunks:
         size = chunk.nbytes

@@ -14,15 +14,20 @@ from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.column import Bytes, ColumnView, Int64s, Rows
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
-from transfer_queue.columns.nested import jagged, strided_nested_from_buffer
+from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer
 from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.columns.tensor_bytes import DTYPES, tensor_from_bytes
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
-__all__ = ["Layout", "Piece", "decode"]
+__all__ = ["Layout", "Piece", "decode", "decode_into"]
 
 Layout: TypeAlias = Literal["jagged", "dense"]
+_FEW_ROWS: Final = 16
+_RECENT: Final = 256
+_recent_offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
+"""Offsets of small batches. Each tensor of offsets gets a symbol of torch's own for the ragged size, as costly as the
+rest of a small get; batches of the same few lengths share one, and can be computed with together."""
 _SCALARS: Final = frozenset({str, int, float, bool, bytes})
 
 
@@ -72,11 +77,89 @@ def decode(
     InvalidTypeError for pickled values without ``allow_pickle``.
     """
     assembly = _Assembly(n, layout, copy, allow_pickle)
-    found: dict[Any, Any] = {schema.name: assembly.field(schema, pieces[schema.name]) for schema in fields}
+    found: dict[Any, Any] = {}
+    for schema in fields:
+        found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
     if all(isinstance(value, torch.Tensor) for value in found.values()):
         # The checks of the public constructor cost more than anything else here; all tensors have n rows.
         return TensorDict._new_unsafe(found, batch_size=torch.Size([n]))
     return TensorDict(found, batch_size=[n])
+
+
+def decode_into(
+    pieces: Mapping[str, Sequence[Piece]],
+    n: int,
+    fields: Sequence[FieldSchema],
+    out: Mapping[str, torch.Tensor],
+    *,
+    allow_pickle: bool = True,
+) -> None:
+    """Write the batch that ``decode`` would return into the tensors ``out[field]``, on any device.
+
+    A tensor of shape ``(n, ...)`` takes rows of one shape, a jagged one rows of the lengths it has itself; dtypes must
+    be equal. Rows that lie in a contiguous CPU tensor's shape are copied once. All fields are checked before any is
+    written. Raises InvalidInputError naming the field, what it has and what ``out`` has; and as ``decode``.
+    """
+    assembly = _Assembly(n, "dense", False, allow_pickle)
+    direct: list[tuple[torch.Tensor, FieldSchema, list[_Part]]] = []
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for schema in fields:
+        target = _target(out, schema.name)
+        parts = assembly.parts(schema.name, pieces[schema.name])
+        merged = _merged({part.column.schema for part in parts}) if parts else None
+        if merged is not None and merged.kind == "dense" and not target.is_nested:
+            dtype, shape = DTYPES.get(merged.dtype), [n, *(size or 0 for size in merged.shape or ())]
+            _check_target(schema.name, target, f"{dtype} {shape}", dtype, shape)
+            direct.append((target, merged, parts))
+            continue
+        assembly.layout = "jagged" if target.is_nested else "dense"
+        staged.append(_staged(schema.name, assembly.field(schema, parts), target))
+    for target, merged, parts in direct:
+        if target.device.type == "cpu" and target.is_contiguous():
+            assembly.dense(merged, parts, target.view(-1).view(torch.uint8).numpy() if target.numel() else None)
+        else:
+            column = assembly.dense(merged, parts)
+            target.copy_(tensor_from_bytes(column.values, target.dtype, target.shape), non_blocking=True)
+    for target, value in staged:
+        target.copy_(value, non_blocking=True)
+
+
+def _target(out: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    target = out.get(name)
+    if not isinstance(target, torch.Tensor) or target.layout not in (torch.strided, torch.jagged) or target.is_meta:
+        where = f" on {target.device}" if isinstance(target, torch.Tensor) else ""
+        has = "no entry" if target is None else f"a {type(target).__name__}{where}"
+        raise InvalidInputError(f"out has {has} for field {name!r}; give a dense or jagged tensor, or select fields")
+    return target.detach()
+
+
+def _check_target(
+    name: str, target: torch.Tensor, found: str, dtype: torch.dtype | None, shape: Sequence[int] | None
+) -> None:
+    if target.dtype is not dtype or list(target.shape) != shape:
+        raise InvalidInputError(
+            f"field {name!r} is {found}, and out has a tensor of {target.dtype} {list(target.shape)} for it"
+        )
+
+
+def _staged(name: str, value: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where an assembled value goes: (memory of ``out``, memory of the value)."""
+    if not isinstance(value, torch.Tensor):
+        raise InvalidInputError(f"field {name!r} is no tensor and cannot be read into out; leave it out of the fields")
+    if not target.is_nested:
+        shape = None if value.is_nested else list(value.shape)
+        found = f"{value.dtype} {'with rows of differing shapes' if shape is None else shape}"
+        _check_target(name, target, found, value.dtype, shape)
+        return target, value
+    fits = value.is_nested and value.layout is torch.jagged and value.dtype is target.dtype
+    if fits:
+        mine, theirs = jagged_parts(value), jagged_parts(target)
+        same = mine and theirs and mine[2] == theirs[2] and mine[0].shape == theirs[0].shape
+        if mine and theirs and same and torch.equal(mine[1], theirs[1]):
+            return theirs[0], mine[0]
+    raise InvalidInputError(
+        f"field {name!r}: the jagged tensor of {target.dtype} in out has not the lengths, shapes or dtype of the rows"
+    )
 
 
 class _Assembly:
@@ -90,11 +173,15 @@ class _Assembly:
         self.offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
         self.covered: set[int] = set()
 
-    def field(self, schema: FieldSchema, pieces: Sequence[Piece]) -> Any:
-        parts = [_part(piece.view.column(schema.name), piece, self.n) for piece in pieces]
+    def parts(self, name: str, pieces: Sequence[Piece]) -> list[_Part]:
+        """The pieces of one field, which give each row once."""
+        parts = [_part(piece.view.column(name), piece, self.n) for piece in pieces]
         if id(pieces) not in self.covered:
-            self.check_cover(parts, schema.name)
+            self.check_cover(parts, name)
             self.covered.add(id(pieces))
+        return parts
+
+    def field(self, schema: FieldSchema, parts: Sequence[_Part]) -> Any:
         if not parts:
             empty = ColumnView(schema, 0, [], _no_extents(schema))
             return _non_tensor_stack([]) if schema.kind in ("text", "object") else self.container(empty)
@@ -139,11 +226,13 @@ class _Assembly:
                     values[position] = value
         return values
 
-    def dense(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
+    def dense(self, schema: FieldSchema, parts: Sequence[_Part], out: Bytes | None = None) -> ColumnView:
+        """``out``: memory for the rows, if they must come to lie there."""
         size = parts[0].column.row_bytes
-        if not self.copy and len(parts) == 1 and parts[0].whole:
-            return parts[0].column.take(parts[0].rows)
-        out = empty_bytes(self.n * size)
+        if out is None:
+            if not self.copy and len(parts) == 1 and parts[0].whole:
+                return parts[0].column.take(parts[0].rows)
+            out = empty_bytes(self.n * size)
         for part in parts:
             values = part.column.values
             if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
@@ -202,13 +291,17 @@ class _Assembly:
     def shared_offsets(self, lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
         """The offsets of rows of these lengths, the same tensor for all fields, and the extreme lengths."""
         key = lengths.tobytes()
-        found = self.offsets.get(key)
+        found = self.offsets.get(key) or _recent_offsets.get(key)
         if found is None:
             ends = np.zeros(len(lengths) + 1, np.int64)
             np.cumsum(lengths, out=ends[1:])
             offsets = torch.from_numpy(ends)
             bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
             found = self.offsets[key] = offsets, bounds
+            if len(lengths) <= _FEW_ROWS:
+                if len(_recent_offsets) >= _RECENT:
+                    _recent_offsets.clear()
+                _recent_offsets[key] = found
         return found
 
 

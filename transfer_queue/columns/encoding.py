@@ -11,7 +11,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
 from transfer_queue.columns.block import EncodedBlock
-from transfer_queue.columns.column import Bytes, ColumnView, Int64s, as_bytes
+from transfer_queue.columns.column import Chunk, ColumnView, Int64s, as_bytes
+from transfer_queue.columns.device import column_bytes
 from transfer_queue.columns.documents import encode_rows
 from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.columns.nested import jagged_parts
@@ -29,7 +30,7 @@ CHUNK_BYTES: Final = 4096
 def encode(
     fields: TensorDictBase | Mapping[str, Any], *, rows: int | None = None, allow_pickle: bool = True
 ) -> EncodedBlock:
-    """A batch as a block. Everything is checked here, before anything is stored; tensors on the CPU are not copied.
+    """A batch as a block. Everything is checked here, before anything is stored; nothing is copied yet.
 
     ``fields``: a TensorDict of batch size ``[rows, ...]``, or a mapping of names to tensors, arrays, or lists with one
     value a row. Values of a list stay Python values, except that a list of tensors is a tensor column. ``rows``: how
@@ -151,7 +152,7 @@ def _tensor_column(name: str, value: torch.Tensor, rows: int) -> ColumnView:
     dtype = dtype_name(value.dtype, where)
     if not value.is_nested:
         schema = FieldSchema(name, "dense", dtype, tuple(value.shape[1:]))
-        return ColumnView(schema, rows, [tensor_to_bytes(value, where)], None)
+        return ColumnView(schema, rows, [column_bytes(value, where)], None)
     parts = jagged_parts(value)
     if parts is None:
         ragged: int = getattr(value, "_ragged_idx", 1) - 1
@@ -161,7 +162,7 @@ def _tensor_column(name: str, value: torch.Tensor, rows: int) -> ColumnView:
     shape.insert(axis - 1, None)
     extents = offsets.diff().numpy().reshape(rows, 1)
     schema = FieldSchema(name, "ragged", dtype, tuple(shape))
-    return ColumnView(schema, rows, [tensor_to_bytes(values, where)], extents)
+    return ColumnView(schema, rows, [column_bytes(values, where)], extents)
 
 
 def _array_column(name: str, value: npt.NDArray[Any], rows: int) -> ColumnView:
@@ -231,7 +232,7 @@ def tensor_rows_column(
     return ColumnView(schema, len(tensors), chunks, extents)
 
 
-def _row_chunks(name: str, tensors: Sequence[torch.Tensor]) -> list[Bytes]:
+def _row_chunks(name: str, tensors: Sequence[torch.Tensor]) -> list[Chunk]:
     for number, tensor in enumerate(tensors):
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             # Raises: neither layout nor device can be stored.
@@ -239,5 +240,5 @@ def _row_chunks(name: str, tensors: Sequence[torch.Tensor]) -> list[Bytes]:
     total = sum(tensor.nbytes for tensor in tensors)
     if tensors and (total < CHUNK_BYTES * len(tensors) or any(tensor.device.type != "cpu" for tensor in tensors)):
         joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        return [tensor_to_bytes(joined, f"field {name!r}")]
+        return [column_bytes(joined, f"field {name!r}")]
     return [tensor_to_bytes(tensor, f"field {name!r}") for tensor in tensors]

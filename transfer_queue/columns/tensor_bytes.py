@@ -47,7 +47,7 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> 
 
     Raises ValueError if ``data`` is not exactly as long as ``shape`` asks for.
     """
-    if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
+    if not data.flags.writeable or data.__array_interface__["data"][0] % dtype.itemsize:
         data = data.copy()
     count = data.nbytes // dtype.itemsize
     if count * dtype.itemsize != data.nbytes:

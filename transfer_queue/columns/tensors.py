@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transfer_queue.columns.decoding import Layout, Piece, decode
+from transfer_queue.columns.decoding import Layout, Piece, decode, decode_into
 from transfer_queue.columns.encoding import encode, split
 
-__all__ = ["Layout", "Piece", "decode", "encode", "split"]
+__all__ = ["Layout", "Piece", "decode", "decode_into", "encode", "split"]

@@ -27,6 +27,9 @@ Buffer = memoryview | bytes | bytearray
 _TRUSTED = Limits(header=(1 << 32) - 1)
 """Of what a server answers: a list of millions of keys is an answer as good as any."""
 _PING: Envelope[Any] = Envelope(Kind.PING)
+_UNSENT_MESSAGES = 1024
+_UNSENT_BYTES = 64 << 20
+"""A peer that does not take its answers is not read from until less than half of this is left to send."""
 
 
 class Endpoint(Protocol):
@@ -101,7 +104,9 @@ class Connection(asyncio.BufferedProtocol):
         *,
         peer: str = "client",
         limits: Limits = DEFAULT_LIMITS,
+        bounded: bool = False,
     ) -> None:
+        """``bounded``: this end answers requests, and takes no more of them while too many answers are unsent."""
         self.peer = peer
         self.welcome: Any = None
         self.context: Any = None
@@ -114,6 +119,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
         self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
+        self._bounded = bounded
+        self._unsent_bytes = 0  # payload of the queue
+        self._reading_paused = False
         self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
         self._paused = False
         self._corked = False
@@ -239,6 +247,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._reading_paused:
+            self.last_received = self._loop.time()  # it takes what it is sent: a sign of life
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -298,8 +308,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
         self._queue.append((writer, sent))
+        self._unsent_bytes += writer.payload_left
         if not self._corked:
             self._pump()
+        if self._bounded and not self._reading_paused and self._paused:
+            self._bound_unsent()
+
+    def _bound_unsent(self) -> None:
+        share = max(len(self._queue) / _UNSENT_MESSAGES, self._unsent_bytes / _UNSENT_BYTES)
+        if not self.closed and self._reading_paused != (share > (0.5 if self._reading_paused else 1.0)):
+            self._reading_paused = not self._reading_paused
+            if self._reading_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _pump(self) -> None:
         queue = self._queue
@@ -308,7 +330,9 @@ class Connection(asyncio.BufferedProtocol):
             nbytes = 0
             while queue and nbytes < 1 << 20 and len(frames) < 256:
                 writer, sent = queue.popleft()
+                unsent = writer.payload_left
                 frame = writer.next_frame(ENCODER)
+                self._unsent_bytes -= unsent - writer.payload_left
                 nbytes += sum(map(len, frame))
                 frames += frame
                 if not writer.done:
@@ -324,6 +348,8 @@ class Connection(asyncio.BufferedProtocol):
             callbacks, self._handed_over = self._handed_over, []
             for callback in callbacks:
                 callback()
+        if self._reading_paused:
+            self._bound_unsent()
 
 
 def fresh_buffer(nbytes: int) -> memoryview:

@@ -114,4 +114,4 @@ class Server:
             self.gone(connection)
 
     def _make(self) -> Connection:
-        return Connection(self, self._decoder, self._keepalive, limits=self._limits)
+        return Connection(self, self._decoder, self._keepalive, limits=self._limits, bounded=True)

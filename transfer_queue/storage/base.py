@@ -93,7 +93,8 @@ class Fetched(Protocol):
     """Blocks that were read, in the order of the reads."""
 
     @property
-    def blocks(self) -> Sequence[FetchedBlock]: ...
+    def blocks(self) -> list[FetchedBlock]:
+        """May be emptied by the reader, so that what is made of the views is all that keeps them."""
 
     def release(self) -> None:
         """Give back leases and buffers; the views are invalid afterwards. Idempotent; safe from any thread."""

@@ -84,6 +84,11 @@ class MessageWriter:
         self.id = envelope.id
 
     @property
+    def payload_left(self) -> int:
+        """Payload bytes that are in no frame yet."""
+        return self._left
+
+    @property
     def done(self) -> bool:
         return not self._header and self._left == 0
 

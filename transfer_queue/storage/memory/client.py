@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -33,17 +34,20 @@ class _Mapping:
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         """Raises OSError if the file is not there, ValueError if it is not the unit's own."""
-        self.descriptor = os.open(attributes["path"], os.O_RDWR | os.O_CLOEXEC)
-        take_lock(self.descriptor, attributes["lock"])
+        descriptor = os.open(attributes["path"], os.O_RDWR | os.O_CLOEXEC)
+        take_lock(descriptor, attributes["lock"])
         mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
         if mapped is None:
-            os.close(self.descriptor)
+            os.close(descriptor)
             raise ValueError("another file of the same name")
         self._map = mapped
+        # Views that users hold keep the map, and with it the lock that protects what they look at.
+        self._lock = weakref.finalize(mapped, os.close, descriptor)
+        self._lock.atexit = False
         self.buffer = memoryview(mapped)
 
     def close(self) -> bool:
-        """False: a copy is still under way in another thread, the map and the lock stay until it is done."""
+        """False: a copy is under way in another thread, or views are in use; map and lock stay until that is over."""
         try:
             self.buffer.release()
             self._map.close()
@@ -54,9 +58,7 @@ class _Mapping:
 
     def unlock(self) -> None:
         """Let go of the lock that says that this process may touch the arena."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._lock()
 
 
 class _Link:

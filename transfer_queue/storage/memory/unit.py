@@ -20,6 +20,7 @@ from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile
+from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
 from transfer_queue.wire import messages as wire
 
@@ -28,6 +29,8 @@ __all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "remove_abandoned", "sel
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
+_WAITING_PUTS = 64
+"""How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
 _ABANDONED_S = 10.0
 
 
@@ -44,9 +47,11 @@ class _Block:
 
 @dataclass(eq=False)
 class _PeerState:
+    name: str
     lock: int
     unsealed: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
+    waiting: int = 0
 
 
 @dataclass(eq=False)
@@ -65,6 +70,7 @@ class MemoryStore:
         take_lock(self._descriptor, UNIT_LOCK)
         self._extents = file.extents()
         self._blocks: dict[int, _Block] = {}
+        self._holders = Holders()
         self._by_writer: dict[int, set[int]] = {}
         self._peers: dict[Peer, _PeerState] = {}
         self._writers: dict[int, int] = {}
@@ -108,7 +114,7 @@ class MemoryStore:
 
     def connected(self, peer: Peer) -> dict[str, Any]:
         lock, self._next_lock = self._next_lock, self._next_lock + 1
-        self._peers[peer] = _PeerState(lock)
+        self._peers[peer] = _PeerState(peer.client_id, lock)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
         return {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
 
@@ -180,7 +186,7 @@ class MemoryStore:
         return self._store(peer, message, payload, offset)
 
     async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
-        offset = await self._wait_for_space(len(payload), message.wait_s)
+        offset = await self._wait_for_space(peer, len(payload), message.wait_s)
         return self._store(peer, message, payload, offset)
 
     def _store(self, peer: Peer, message: wire.Put, payload: memoryview, offset: int) -> Served:
@@ -198,7 +204,7 @@ class MemoryStore:
         return Served(wire.Extent(offset))
 
     async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
-        offset = await self._wait_for_space(message.nbytes, message.wait_s)
+        offset = await self._wait_for_space(peer, message.nbytes, message.wait_s)
         self._add(peer, message.block, offset, message.nbytes)
         return Served(wire.Extent(offset))
 
@@ -229,6 +235,7 @@ class MemoryStore:
             raise RequestError(f"block {number:#x} exists already, or its writer is gone")
         block = self._blocks[number] = _Block(offset, nbytes, peer)
         self._by_writer.setdefault(number >> 32, set()).add(number)
+        self._holders.add(number >> 32, nbytes, state.name)
         state.unsealed.add(number)
         return block
 
@@ -244,6 +251,7 @@ class MemoryStore:
             block.dropped = True  # the receiver, or a ghost, frees it when the memory is quiet
             return
         del self._blocks[number]
+        self._holders.remove(number >> 32, block.nbytes)
         numbers = self._by_writer[number >> 32]
         numbers.discard(number)
         if not numbers:
@@ -298,25 +306,35 @@ class MemoryStore:
         """Space now, unless others have been waiting for longer."""
         return self._extents.allocate(nbytes) if not self._waiters else None
 
-    async def _wait_for_space(self, nbytes: int, wait_s: float) -> int:
+    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float) -> int:
         problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
         if nbytes > self._extents.capacity:
             raise CapacityError(f"{problem}: its capacity is {self._extents.capacity}; put smaller batches")
         if wait_s <= 0:
-            raise CapacityError(f"{problem}: {self._extents.used} of {self._extents.capacity} are used")
+            raise CapacityError(f"{problem}: {self._usage()}")
+        state = self._peers.get(peer)
+        if state is None or state.waiting >= _WAITING_PUTS:
+            raise CapacityError(f"{problem}: {_WAITING_PUTS} puts of this client wait for space already")
+        state.waiting += 1
         waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
             return await asyncio.wait_for(waiter.future, wait_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise CapacityError(
-                f"{problem}: {self._extents.used} of {self._extents.capacity} are used and nothing was cleared "
-                f"within {wait_s:g} s; clear consumed rows or add storage"
+                f"{problem}: {self._usage()}, and too little was cleared within {wait_s:g} s; clear consumed rows or "
+                "add storage"
             ) from None
         finally:
+            state.waiting -= 1
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 self._serve_waiters()
+
+    def _usage(self) -> str:
+        stats = self._extents.stats()
+        readers = [state.name for state in [*self._peers.values(), *self._ghosts] if state.leases]
+        return f"{stats.used} of {stats.capacity} are used ({self._holders.describe(stats.leased_bytes, readers)})"
 
     def _serve_waiters(self) -> None:
         """First come, first served: small blocks may not starve a large one."""
@@ -354,6 +372,7 @@ class MemoryStore:
             block = self._blocks.pop(number, None)
             if block is not None:
                 self._by_writer[number >> 32].discard(number)
+                self._holders.remove(number >> 32, block.nbytes)
                 self._extents.free(block.offset)
         self._serve_waiters()
 

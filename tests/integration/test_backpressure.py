@@ -1,0 +1,157 @@
+"""A full queue, slow readers and greedy writers: who waits, who is told what, and whom it costs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
+from transfer_queue.errors import CapacityError
+from transfer_queue.wire.frames import MAGIC
+from transfer_queue.wire.messages import ENCODER, Envelope, Hello, Kind, Read, ReadPart
+
+CAPACITY = 16 << 20
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """One unit of 16 MiB."""
+    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+    with running_stack(units=1, capacity="16Mi") as running:
+        yield running
+
+
+@pytest.fixture
+def clients(stack: Stack) -> Iterator[list[tq.TransferQueueClient]]:
+    made = [tq.TransferQueueClient(name, stack.address) for name in ("greedy", "modest")]
+    yield made
+    for client in made:
+        client.close()
+
+
+def batch(megabytes: float, rows: int = 8) -> TensorDict:
+    return TensorDict({"x": torch.ones(rows, int(megabytes * 1e6) // 4 // rows)}, batch_size=[rows])
+
+
+def test_the_error_of_a_full_unit_says_who_holds_what(stack: Stack, clients: list[tq.TransferQueueClient]) -> None:
+    greedy, modest = clients
+    modest.put(batch(1), partition_id="p")
+    for _ in range(2):
+        greedy.put(batch(6), partition_id="p")
+    with pytest.raises(CapacityError, match=r"greedy wrote 12\d{6} bytes in 2 blocks; modest wrote 1\d{6} bytes in 1"):
+        modest.put(batch(6), partition_id="p")
+
+
+def test_the_error_names_readers_that_still_look_at_cleared_rows(
+    stack: Stack, clients: list[tq.TransferQueueClient]
+) -> None:
+    greedy, modest = clients
+    metas = [modest.put(batch(7), partition_id="p") for _ in range(2)]
+    views = [greedy.get_data(meta, zero_copy=True) for meta in metas]
+    modest.clear_partition("p")
+    wait_until(lambda: modest.get_partition_list() == [], "partition is gone")
+    with pytest.raises(CapacityError, match=r"14\d{6} bytes are cleared rows still in use by greedy"):
+        modest.put(batch(7), partition_id="p")
+    assert views[1]["x"].is_nested
+
+
+def test_a_put_larger_than_all_storage_is_refused_before_anything_is_stored(
+    stack: Stack, clients: list[tq.TransferQueueClient]
+) -> None:
+    with pytest.raises(CapacityError, match="exceeds the capacity of all storage units together"):
+        clients[0].put(batch(17), partition_id="p")
+    assert stack.used() == 0
+    assert clients[0].get_partition_list() == []
+
+
+def test_a_put_that_finds_no_room_leaves_nothing_and_names_the_wait(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "0.5")
+    client = tq.TransferQueueClient("waiter", stack.address)
+    client.put(batch(7), partition_id="p")
+    before = stack.used()
+    with pytest.raises(CapacityError, match="capacity"):
+        client.put(batch(14), partition_id="q")
+    wait_until(lambda: stack.used() == before, "parts of the refused put are freed")
+    assert client.get_partition_list() == ["p"]
+    client.close()
+
+
+def test_waiting_puts_of_many_threads_go_on_one_after_the_other_as_room_is_made(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "60")
+    writer, cleaner = (tq.TransferQueueClient(name, stack.address) for name in ("writer", "cleaner"))
+    count = 100  # more than may wait at the unit, and five times what fits
+    with ThreadPoolExecutor(count) as pool:
+        puts = [pool.submit(writer.put, batch(0.8), partition_id=f"p{number}") for number in range(count)]
+        cleared: set[str] = set()
+        while len(cleared) < count:
+            found = wait_until(cleaner.get_partition_list, "another put is done", 60)
+            for name in found:
+                cleaner.clear_partition(name)
+            cleared.update(found)
+        assert all(len(put.result()) == 8 for put in puts)
+    wait_until(lambda: stack.used() == 0, "everything is freed")
+    writer.close()
+    cleaner.close()
+
+
+def test_small_puts_get_through_while_a_large_one_waits(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "60")
+    greedy, modest = (tq.TransferQueueClient(name, stack.address) for name in ("greedy", "modest"))
+    greedy.put(batch(7), partition_id="first")
+    waiting = threading.Thread(target=greedy.put, args=(batch(14),), kwargs={"partition_id": "large"})
+    waiting.start()
+    for number in range(20):
+        modest.put(batch(0.01), partition_id=f"small{number}")
+    assert waiting.is_alive()
+    for name in modest.get_partition_list():
+        modest.clear_partition(name)
+    waiting.join(60)
+    assert modest.get_partition_list() == ["large"]
+    greedy.close()
+    modest.close()
+
+
+def test_a_reader_that_takes_no_answers_costs_only_itself(stack: Stack, clients: list[tq.TransferQueueClient]) -> None:
+    """It asks for 12 GB of gathered rows and reads none: the unit neither collects them nor keeps others waiting."""
+    client = clients[0]
+    put = client.put(batch(6, rows=3000), partition_id="p")
+    located = client.get_meta(["x"], 3000, "p", task_name="t")._located
+    assert located is not None
+    unit = psutil.Process(stack.units[0].process.pid)
+    before = unit.memory_info().rss
+    host, port = stack.units[0].ready["address"].rsplit(":", 1)
+    read = Read([ReadPart(located.locations[0].blocks[0], ["x"], scattered())])
+    with socket.create_connection((host, int(port))) as stuck:
+        stuck.sendall(message(0, Hello("client", "stuck")))
+        stuck.settimeout(0.5)  # the unit stops reading, and the socket fills
+        requests = b"".join(message(number, read) for number in range(1, 4000))
+        with pytest.raises(TimeoutError):
+            stuck.sendall(requests)
+        for _ in range(20):
+            assert client.get_data(put)["x"].size(0) == 3000
+        assert unit.memory_info().rss - before < 400e6
+    wait_until(lambda: client.get_data(put)["x"].size(0) == 3000, "the unit serves on")
+
+
+def scattered() -> bytes:
+    """i32 bytes of every other row: such rows are gathered into memory of their own."""
+    return torch.arange(0, 3000, 2, dtype=torch.int32).numpy().tobytes()
+
+
+def message(number: int, body: msgspec.Struct) -> bytes:
+    header = ENCODER.encode(Envelope(Kind.REQUEST, number, 0, body))
+    return MAGIC.to_bytes(4, "little") + len(header).to_bytes(4, "little") + bytes(8) + header

@@ -1,0 +1,52 @@
+"""In which form a caller wants what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.client.options import ClientOptions
+from transfer_queue.errors import InvalidInputError, InvalidTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from transfer_queue.columns.decoding import Layout
+
+__all__ = ["Form", "form_of"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """``device`` and ``stream`` None: the CPU."""
+
+    layout: Layout
+    allow_pickle: bool
+    zero_copy: bool = False
+    out: Any = None
+    device: torch.device | None = None
+    stream: torch.cuda.Stream | None = None
+
+
+def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, device: Any = None) -> Form:
+    """Check the arguments of a get against each other. Raises InvalidInputError, InvalidTypeError."""
+    if not zero_copy and out is None and device is None:
+        return Form(options.layout, options.allow_pickle)
+    import torch
+    from tensordict import TensorDictBase
+
+    from transfer_queue.columns.device import checked_device
+
+    if out is not None and not isinstance(out, Mapping | TensorDictBase):
+        raise InvalidTypeError(f"out must be a TensorDict or a mapping of fields to tensors, not {type(out).__name__}")
+    if zero_copy and out is not None:
+        raise InvalidInputError("zero_copy returns views of stored rows and out copies them; give one of the two")
+    if out is not None and device is not None:
+        raise InvalidInputError("out says by its tensors on which device rows are to lie; leave device away")
+    found = None if device is None else checked_device(device)
+    if found is None or found.type == "cpu":
+        return Form(options.layout, options.allow_pickle, zero_copy, out)
+    if zero_copy:
+        raise InvalidInputError(f"zero_copy returns views of this host's memory, which are not on {found}")
+    return Form(options.layout, options.allow_pickle, device=found, stream=torch.cuda.current_stream(found))

@@ -1,0 +1,139 @@
+"""Tensors on GPUs: straight between their memory and a unit's shared memory, at the speed of pinned copies."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.columns.column import Bytes, Chunk
+from transfer_queue.columns.tensor_bytes import tensor_to_bytes
+from transfer_queue.errors import InvalidInputError
+
+__all__ = ["checked_device", "column_bytes", "moved", "pin"]
+
+log = logging.getLogger(__name__)
+
+_cuda: Any = torch.cuda
+"""torch types only parts of it."""
+
+_pinned: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_pinned_lock = threading.Lock()
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def checked_device(device: object) -> torch.device:
+    """The device tensors are to come to: the CPU or a CUDA device with its number.
+
+    Raises InvalidInputError for another kind, a number that is not there, or CUDA where torch has none.
+    """
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError) as error:
+        raise InvalidInputError(f"device {device!r} is unknown: {str(error).splitlines()[0]}") from None
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise InvalidInputError(f"device {device!r} is not served; use 'cpu' or 'cuda' and move the tensors yourself")
+    if not torch.cuda.is_available():
+        raise InvalidInputError(
+            f"device {device!r}: torch finds no CUDA device here; use device='cpu', or install a CUDA build of torch "
+            "on a machine with a GPU"
+        )
+    number = torch.cuda.current_device() if found.index is None else found.index
+    if not 0 <= number < torch.cuda.device_count():
+        raise InvalidInputError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices here")
+    return torch.device("cuda", number)
+
+
+def column_bytes(tensor: torch.Tensor, where: str) -> Chunk:
+    """As ``tensor_to_bytes``, but a CUDA tensor's elements stay where they are until the block is written."""
+    if tensor.device.type != "cuda" or tensor.layout is not torch.strided or not tensor.numel():
+        return tensor_to_bytes(tensor, where)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    written = _cuda.Event()
+    written.record(torch.cuda.current_stream(flat.device))
+    return _CudaBytes(flat, written)
+
+
+class _CudaBytes:
+    """See ``column.DeviceBytes``. ``written``: the caller's stream has produced the elements."""
+
+    def __init__(self, flat: torch.Tensor, written: torch.cuda.Event) -> None:
+        self._flat = flat
+        self._written = written
+
+    @property
+    def nbytes(self) -> int:
+        return self._flat.nbytes
+
+    @property
+    def data(self) -> memoryview:
+        host = np.empty(self.nbytes, np.uint8)
+        self.copy_into(host)
+        return host.data
+
+    def __getitem__(self, part: slice) -> _CudaBytes:
+        return _CudaBytes(self._flat[part], self._written)
+
+    def copy_into(self, target: Bytes) -> None:
+        """Wait for the elements and for their copy; other streams go on meanwhile."""
+        pin(target)
+        device = self._flat.device
+        stream = _streams.get(device)
+        if stream is None:
+            stream = _streams.setdefault(device, _cuda.Stream(device))
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._written)
+            torch.from_numpy(target).copy_(self._flat, non_blocking=True)
+            copied = _cuda.Event()
+            copied.record(stream)
+        copied.synchronize()
+
+
+def moved(batch: TensorDict, device: torch.device, stream: torch.cuda.Stream) -> TensorDict:
+    """The batch with its tensors on ``device``, copied on ``stream`` and complete; other values stay as they are."""
+    found: dict[Any, Any] = {}
+    with torch.cuda.stream(stream):
+        for name in batch.keys():  # noqa: SIM118  a TensorDict iterates over rows
+            value = batch.get(name)
+            found[name] = value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+    stream.synchronize()
+    return TensorDict(found, batch_size=batch.batch_size)
+
+
+def pin(array: Bytes) -> None:
+    """Register the mapped file that ``array`` lies in with CUDA, once; nothing to do for other memory.
+
+    Where that is refused, for example by a limit on locked memory, copies still work, at the speed of pageable memory.
+    """
+    owner = _mapped_file(array)
+    if owner is None or owner in _pinned:
+        return
+    with _pinned_lock:
+        if owner in _pinned:
+            return
+        whole = np.frombuffer(owner, np.uint8)
+        address, nbytes = whole.ctypes.data, whole.nbytes
+        runtime = _cuda.cudart()
+        code = int(runtime.cudaHostRegister(address, nbytes, 0))
+        if code == 0:
+            weakref.finalize(owner, runtime.cudaHostUnregister, address).atexit = False
+        else:
+            log.warning("CUDA does not register %d bytes of shared memory (error %d); copies are slower", nbytes, code)
+        _pinned.add(owner)
+
+
+def _mapped_file(array: Bytes) -> mmap.mmap | None:
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None
