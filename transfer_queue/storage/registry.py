@@ -29,6 +29,7 @@ ENTRY_POINT_GROUP = "transfer_queue.backends"
 _BUILT_IN = {
     "simple": ("transfer_queue.storage.memory.client", "transfer_queue.storage.memory.unit"),
     "mooncake": ("transfer_queue.storage.mooncake.client", "transfer_queue.storage.mooncake.unit"),
+    "ray": ("transfer_queue.storage.ray.client", "transfer_queue.storage.ray.unit"),
 }
 
 

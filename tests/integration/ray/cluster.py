@@ -20,12 +20,12 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 HOST = "127.0.0.2"
 """A loopback address that Ray does not translate to that of the network."""
+STORE_BYTES = 256 << 20
 CONF = {"backend": {"SimpleStorage": {"unit_capacity": "16Mi"}}}
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "RAY_AUTH_MODE": "disabled",  # nothing is written to the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_local_fs_capacity_threshold": "1",
 }
 
@@ -36,24 +36,56 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class _RayStart:
+    """``ray start`` in the foreground, so that all of it ends with one process of ours."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        ray = shutil.which("ray", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        assert ray is not None, "the ray command is not installed"
+        self._log = folder / "start.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [ray, "start", "--block", "--disable-usage-stats", f"--object-store-memory={STORE_BYTES}", *arguments],
+                env={**os.environ, **ENVIRONMENT},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+
+    def check(self) -> None:
+        assert self._process.poll() is None, self._log.read_text()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End it in order, or ``at_once`` as a node that fails. Idempotent."""
+        if self._process.poll() is not None:
+            return
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        if at_once:
+            for process in family:
+                process.kill()
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in psutil.wait_procs(family, timeout=10)[1]:
+            process.kill()
+
+
 class RayCluster:
-    """``ray start --head`` in the foreground, so that all of it ends with one process of ours."""
+    """A head node, and others on further loopback addresses."""
 
     def __init__(self, cpus: int = 8) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tqray-", dir="/tmp"))  # a short path: sockets lie in it
         self.port, self.client_port = _free_port(), _free_port()
-        ray = shutil.which("ray", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        assert ray is not None, "the ray command is not installed"
-        command = [
-            *(ray, "start", "--head", "--block", f"--node-ip-address={HOST}", f"--port={self.port}"),
-            *(f"--ray-client-server-port={self.client_port}", f"--num-cpus={cpus}", "--include-dashboard=false"),
-            *("--object-store-memory=268435456", f"--temp-dir={self.folder}", "--disable-usage-stats"),
-        ]
-        self._log = self.folder / "start.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
-            )
+        self._head = _RayStart(
+            self.folder,
+            *("--head", f"--node-ip-address={HOST}", f"--port={self.port}", f"--num-cpus={cpus}"),
+            *(f"--ray-client-server-port={self.client_port}", "--include-dashboard=false"),
+            f"--temp-dir={self.folder}",
+        )
         for port in (self.port, self.client_port):
             wait_until(lambda port=port: self._listens(port), f"Ray listens on port {port}", 120)
 
@@ -65,21 +97,21 @@ class RayCluster:
     def client_address(self) -> str:
         return f"ray://{HOST}:{self.client_port}"
 
+    def add_node(self, host: str, cpus: int, resources: dict[str, float]) -> _RayStart:
+        """A further node; the caller waits for it and stops it."""
+        return _RayStart(
+            self.folder,
+            *(f"--address={self.address}", f"--node-ip-address={host}", f"--num-cpus={cpus}"),
+            f"--resources={json.dumps(resources)}",
+        )
+
     def _listens(self, port: int) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
+        self._head.check()
         with socket.socket() as probe:
             return probe.connect_ex((HOST, port)) == 0
 
     def stop(self) -> None:
-        family = [*psutil.Process(self._process.pid).children(recursive=True)]
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for process in psutil.wait_procs(family, timeout=10)[1]:
-            process.kill()
+        self._head.stop()
         shutil.rmtree(self.folder)
 
 
@@ -120,6 +152,13 @@ def column(*rows): return TensorDict({"x": torch.tensor(rows)}, batch_size=[len(
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.communicate()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process.returncode is None:
+            self.kill()
 
     def finish(self) -> None:
         """Let it go on from ``sys.stdin.read()`` to its end."""

@@ -85,60 +85,60 @@ def test_driver_actors_and_tasks_use_one_queue(queue: RayCluster) -> None:
 
 def test_a_second_driver_attaches_and_leaves_without_ending_the_queue(queue: RayCluster) -> None:
     tq.kv_batch_put(["mine"], "p", column([1]))
-    other = Driver(
+    with Driver(
         "first = tq.init({'backend': {'SimpleStorage': {'num_data_storage_units': 7}}})\n"
         "tq.kv_batch_put(['theirs'], 'p', column([2]))\n"
         "report(given=first, mine=[row.tolist() for row in tq.kv_batch_get(['mine'], 'p')['x'].unbind()])",
         queue.address,
-    )
-    given = {"backend": {"SimpleStorage": {"num_data_storage_units": 7}}}
-    assert other.report() == {"given": given, "mine": [[1]]}
-    other.finish()
-    assert rows_of(tq.kv_batch_get(["theirs"], "p")) == [[2]]
+    ) as other:
+        given = {"backend": {"SimpleStorage": {"num_data_storage_units": 7}}}
+        assert other.report() == {"given": given, "mine": [[1]]}
+        other.finish()
+        assert rows_of(tq.kv_batch_get(["theirs"], "p")) == [[2]]
 
 
 def test_a_driver_in_client_mode_starts_uses_and_ends_a_queue(driver: RayCluster) -> None:
-    program = Driver(
+    with Driver(
         f"started = tq.init({WITH_NAME % (CONF, 'remote', None)}) is not None\n"
         "tq.kv_batch_put(['a', 'b'], 'p', column([1], [2]))\n"
         "found = [row.tolist() for row in tq.kv_batch_get(['b', 'a'], 'p')['x'].unbind()]\n"
         "report(started=started, found=found, pids=servers('remote'))\n"
         "tq.close(); tq.close(); sys.stdin.read()",
         driver.client_address,
-    )
-    report = program.report()
-    assert (report["started"], report["found"]) == (True, [[2], [1]])
-    wait_for_end(report["pids"])
-    wait_until(lambda: not is_named("remote"), "the controller's name is free", 30)
-    program.finish()
+    ) as program:
+        report = program.report()
+        assert (report["started"], report["found"]) == (True, [[2], [1]])
+        wait_for_end(report["pids"])
+        wait_until(lambda: not is_named("remote"), "the controller's name is free", 30)
+        program.finish()
 
 
 def test_a_killed_driver_leaves_no_server_behind(driver: RayCluster) -> None:
-    program = Driver(
+    with Driver(
         f"tq.init({WITH_NAME % (CONF, 'doomed', None)})\nreport(pids=servers('doomed'))\nsys.stdin.read()",
         driver.address,
-    )
-    pids = program.report()["pids"]
-    assert len(pids) == 3
-    program.kill()
-    wait_for_end(pids)
-    wait_until(lambda: not is_named("doomed"), "the controller's name is free", 30)
+    ) as program:
+        pids = program.report()["pids"]
+        assert len(pids) == 3
+        program.kill()
+        wait_for_end(pids)
+        wait_until(lambda: not is_named("doomed"), "the controller's name is free", 30)
 
 
 def test_a_detached_queue_outlives_its_driver_and_close(driver: RayCluster) -> None:
-    program = Driver(
+    with Driver(
         f"tq.init({WITH_NAME % (CONF, 'lasting', 'detached')})\ntq.kv_batch_put(['k'], 'p', column([7]))\n"
         "report(pids=servers('lasting'))\ntq.close()",
         driver.address,
-    )
-    pids = program.report()["pids"]
-    program.finish()
-    for _ in range(2):
-        assert tq.init({"ray": {"name": "lasting"}}) == {"ray": {"name": "lasting"}}
-        assert rows_of(tq.kv_batch_get(["k"], "p")) == [[7]]
-        tq.close()
-    ray.kill(ray.get_actor("lasting", NAMESPACE))
-    wait_for_end(pids)
+    ) as program:
+        pids = program.report()["pids"]
+        program.finish()
+        for _ in range(2):
+            assert tq.init({"ray": {"name": "lasting"}}) == {"ray": {"name": "lasting"}}
+            assert rows_of(tq.kv_batch_get(["k"], "p")) == [[7]]
+            tq.close()
+        ray.kill(ray.get_actor("lasting", NAMESPACE))
+        wait_for_end(pids)
 
 
 def test_after_close_a_queue_begins_empty(driver: RayCluster) -> None:
