@@ -82,6 +82,11 @@ class AsyncTransferQueueClient:
     async def _async(self, operation: Operation[R, T]) -> T:
         return await run_async(self._io, operation)
 
+    def give_up(self, reason: str) -> None:
+        """The queue is gone for good: its calls raise ConnectionLostError with ``reason``. From any thread."""
+        if not self._closed and self._pid == os.getpid() and self._io.alive:
+            self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
+
     def close(self) -> None:
         """Give up the connections. Idempotent."""
         if not self._closed:

@@ -73,6 +73,10 @@ class Engine:
         for task in self._tasks:
             task.cancel()
 
+    def give_up(self, reason: str) -> None:
+        """See ControllerSession.give_up."""
+        self._session.give_up(reason)
+
     @property
     def backend_kind(self) -> str:
         return self._session.welcome.backend

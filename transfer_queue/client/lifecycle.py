@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_queue.client.client import TransferQueueClient
@@ -30,14 +31,26 @@ class LocalQueue(Protocol):
     def stop(self) -> None: ...
 
 
+class RayQueue(LocalQueue, Protocol):
+    """A queue in the Ray cluster that this process belongs to."""
+
+    @property
+    def created(self) -> bool:
+        """Did this process start it?"""
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with the reason once the controller has ended."""
+
+
 class _State:
-    """The client of this process, and the servers it started."""
+    """The client of this process, and the servers that its ``close`` stops."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.client: TransferQueueClient | None = None
         self.local: LocalQueue | None = None
         self.local_pid = 0
+        self.stops_at_exit = True
         self.conf: dict[str, Any] | None = None
 
 
@@ -48,9 +61,10 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     """Attach this process to a queue; start one as local processes if none is found.
 
     A queue is looked for in this order: ``conf`` naming it (``{"controller": {"addresses": ["host:port"]}}``, as in the
-    file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); else server processes
-    are started on this machine, with ``conf`` merged over the packaged ``config.yaml``, and end with this process.
-    Returns the merged settings if it started the queue, ``conf`` as given if it attached.
+    file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); where Ray is
+    initialized, the queue of its cluster, which is started there if there is none; else server processes are started on
+    this machine. A queue that is started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this
+    process. Returns the merged settings if it started the queue, ``conf`` as given if it attached.
 
     Raises ConfigError, StartError, ConnectionLostError.
     """
@@ -63,10 +77,16 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
             _state.client = _attach(found)
             _state.conf = _plain(conf)
             return cast("DictConfig | None", conf)
-        queue, merged = _start_local(conf)
-        _state.local, _state.local_pid = queue, os.getpid()
+        launched = _ray_launcher()
+        if launched is not None:
+            queue, merged = launched.find_or_start(conf)
+            _attach_in_ray(queue)
+            _state.conf = _plain(conf)
+            return cast("DictConfig | None", merged if queue.created else conf)
+        local, merged = _start_local(conf)
+        _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
         try:
-            _state.client = _attach(queue.attach_config)
+            _state.client = _attach(local.attach_config)
         except BaseException:
             close()
             raise
@@ -75,14 +95,21 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
 
 
 def close() -> None:
-    """Give up this process's client, and end the servers that it started. Idempotent."""
+    """Give up this process's client, and end the servers that it started. Idempotent.
+
+    In a Ray cluster this ends the queue for all processes, also if this one only attached; a detached queue goes on.
+    """
+    _close(at_exit=False)
+
+
+def _close(*, at_exit: bool) -> None:
     with _state.lock:
         client, _state.client = _state.client, None
         local, _state.local = _state.local, None
         _state.conf = None
         if client is not None:
             client.close()
-        if local is not None and _state.local_pid == os.getpid():
+        if local is not None and _state.local_pid == os.getpid() and (_state.stops_at_exit or not at_exit):
             local.stop()
 
 
@@ -105,6 +132,10 @@ def current_client() -> TransferQueueClient:
     with _state.lock:
         if _state.client is None:
             found = attach_from_environment()
+            launched = None if found is not None else _ray_launcher()
+            queue = None if launched is None else launched.find()
+            if queue is not None:
+                return _attach_in_ray(queue)
             if found is None:
                 raise NotInitializedError(
                     "TransferQueue has not been initialized: call transfer_queue.init(), or set TQ_CONFIG_FILE or "
@@ -116,6 +147,26 @@ def current_client() -> TransferQueueClient:
 
 def _attach(config: AttachConfig) -> TransferQueueClient:
     return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
+
+
+def _ray_launcher() -> Any:
+    """The module that starts and finds queues in Ray, if the program has initialized Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return importlib.import_module("transfer_queue.launch.ray_cluster")
+
+
+def _attach_in_ray(queue: RayQueue) -> TransferQueueClient:
+    try:
+        client = _attach(queue.attach_config)
+    except BaseException:
+        if queue.created:
+            queue.stop()
+        raise
+    _state.client, _state.local, _state.local_pid, _state.stops_at_exit = client, queue, os.getpid(), queue.created
+    queue.when_ended(lambda reason: client.give_up(f"{reason}; call transfer_queue.close() and init() for a new one"))
+    return client
 
 
 def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig | None:
@@ -167,4 +218,4 @@ def _renew_lock_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock_in_child)
-atexit.register(close)
+atexit.register(_close, at_exit=True)

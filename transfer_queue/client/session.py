@@ -54,6 +54,7 @@ class ControllerSession:
         self._pending: dict[int, None] = {}
         self._next_request = _FIRST_REQUEST
         self._closed = False
+        self._gone = ""
 
     @property
     def writer(self) -> int:
@@ -82,6 +83,12 @@ class ControllerSession:
             self._reconnecting.cancel()
         if self._connection is not None:
             self._connection.close()
+
+    def give_up(self, reason: str) -> None:
+        """The controller is gone for good: all requests raise ConnectionLostError with ``reason``."""
+        self._gone = reason
+        self.close()
+        self._connected.set()
 
     def announce(self, unit: int, block: int) -> None:
         """Tell the controller of a block that is about to be stored."""
@@ -141,6 +148,8 @@ class ControllerSession:
     async def _connection_until(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
         while self._connection is None or self._connection.closed:
+            if self._gone:
+                raise ConnectionLostError(self._gone)
             if self._closed:
                 raise NotInitializedError("this client is closed; call transfer_queue.init() to attach again")
             try:

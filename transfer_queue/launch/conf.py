@@ -12,9 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue.config.document import parse_bytes
 from transfer_queue.errors import ConfigError, InvalidTypeError
 from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.sampler import BaseSampler
 
-__all__ = ["start_local"]
+__all__ = ["merge_settings", "plan_queue", "start_local"]
+
+_KINDS = {"SimpleStorage": "simple", "RayStore": "ray"}
 
 
 def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack, DictConfig]:
@@ -22,9 +25,19 @@ def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack
 
     Raises ConfigError before anything is started, StartError.
     """
-    merged = _merged(conf)
+    merged = merge_settings(conf)
+    return LocalStack(plan_queue(merged)).start(), merged
+
+
+def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
+    """The servers of the queue that ``merged`` describes. ``allow_ray``: may they be those of Ray's object store?
+
+    Raises ConfigError.
+    """
     kind = merged.backend.storage_backend
-    if kind != "SimpleStorage":
+    if kind == "RayStore" and not allow_ray:
+        raise ConfigError("backend.storage_backend: 'RayStore' needs Ray; call ray.init() before transfer_queue.init()")
+    if kind not in _KINDS:
         raise ConfigError(
             f"backend.storage_backend: {kind!r} cannot be started by init(); start it with `tq up -f FILE` and attach "
             "through TQ_CONFIG_FILE, or use SimpleStorage"
@@ -39,10 +52,11 @@ def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
     )
-    return LocalStack(plan).start(), merged
+    return plan if kind == "SimpleStorage" else plan.with_backend_kind(_KINDS[kind])
 
 
-def _merged(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:
+def merge_settings(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:
+    """``conf`` over the packaged ``config.yaml``."""
     flags = {"allow_objects": True}
     packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
     defaults = OmegaConf.create(packaged, flags=flags)

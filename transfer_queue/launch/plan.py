@@ -44,6 +44,15 @@ class LocalPlan:
             units=tuple(unit.model_copy(update=update) for unit in self.units),
         )
 
+    def with_backend_kind(self, kind: str) -> LocalPlan:
+        """The plan with its units on another backend, with that backend's default settings."""
+        update = {"backend": BackendChoice(kind=kind)}
+        return replace(
+            self,
+            controller=self.controller.model_copy(update=update),
+            units=tuple(unit.model_copy(update=update) for unit in self.units),
+        )
+
     def unit_configs(self, controller: str) -> list[StorageUnitConfig]:
         """The storage units of a controller that serves at ``controller`` (host:port)."""
         return [unit.model_copy(update={"controller": [controller]}) for unit in self.units]

@@ -96,6 +96,12 @@ class ServerProcess:
             return None
         return f"{self.name} ended: {self._last_words()}"
 
+    def wait_for_end(self) -> str:
+        """Block until it has ended on its own or was terminated; why, in one line. Only once it serves."""
+        while os.read(self.fileno(), 65536):
+            pass
+        return f"{self.name} ended: {self._last_words()}"
+
     def _last_words(self) -> str:
         code = self._process.wait(_STOP_S)
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]

@@ -47,6 +47,10 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
         "UNIT": "transfer_queue.storage.mooncake.unit",
         "TESTING": "transfer_queue.storage.mooncake.testing",
     },
+    "ray": {
+        "CLIENT": "transfer_queue.storage.ray.client",
+        "UNIT": "transfer_queue.storage.ray.unit",
+    },
 }
 
 

@@ -1,0 +1,241 @@
+"""``init()`` in a Ray cluster: who starts the queue, who finds it, and what ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import ray
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.ray.cluster import CONF, Driver, RayCluster, wait_for_end
+from tests.waiting import wait_until
+from transfer_queue.errors import ConfigError, ConnectionLostError, NotInitializedError, StartError
+
+pytestmark = pytest.mark.timeout(300)  # seconds; Ray starts a process for each actor
+
+NAMESPACE = "transfer_queue"
+WITH_NAME = "{**%r, 'ray': {'name': %r, 'num_cpus': 0.5, 'lifetime': %r}}"
+
+
+def column(*rows: list[int]) -> TensorDict:
+    return TensorDict({"x": torch.tensor(rows)}, batch_size=[len(rows)])
+
+
+def rows_of(batch: Any) -> list[list[int]]:
+    return [row.tolist() for row in batch["x"].unbind()]
+
+
+def servers(name: str = "TransferQueueController") -> list[int]:
+    """Process ids of the controller and the storage units."""
+    controller = ray.get_actor(name, NAMESPACE)
+    return [ray.get(actor.pid.remote()) for actor in [controller, *ray.get(controller.units.remote())]]
+
+
+def is_named(name: str) -> bool:
+    try:
+        ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+@ray.remote(num_cpus=0.5)
+class Worker:
+    def put(self, key: str, row: list[int]) -> None:
+        tq.kv_batch_put([key], "p", column(row))
+
+    def get(self, key: str) -> list[list[int]]:
+        return rows_of(tq.kv_batch_get([key], "p"))
+
+    def init(self, conf: dict[str, Any]) -> bool:
+        """Whether this process started the queue: one that attaches gets ``conf`` back as it is."""
+        return "controller" in (tq.init(conf) or {})
+
+    def close(self) -> None:
+        tq.close()
+
+
+@ray.remote(num_cpus=0.5)
+class AsyncWorker:
+    async def swap(self, key: str, other: str, row: list[int]) -> list[list[int]]:
+        tq.init()
+        await tq.async_kv_batch_put([key], "p", column(row))
+        return rows_of(await tq.async_kv_batch_get([other], "p"))
+
+
+@ray.remote(num_cpus=0.5)
+def keys_in_a_task() -> list[str]:
+    return list(tq.kv_list("p")["p"])
+
+
+def test_driver_actors_and_tasks_use_one_queue(queue: RayCluster) -> None:
+    tq.kv_batch_put(["driver"], "p", column([1, 2]))
+    worker, asynchronous = Worker.remote(), AsyncWorker.remote()
+    ray.get(worker.put.remote("actor", [3, 4]), timeout=60)
+    assert ray.get(worker.get.remote("driver"), timeout=60) == [[1, 2]]
+    assert ray.get(asynchronous.swap.remote("async", "actor", [5, 6]), timeout=60) == [[3, 4]]
+    assert rows_of(tq.kv_batch_get(["async"], "p")) == [[5, 6]]
+    assert ray.get(keys_in_a_task.remote(), timeout=60) == ["driver", "actor", "async"]
+
+
+def test_a_second_driver_attaches_and_leaves_without_ending_the_queue(queue: RayCluster) -> None:
+    tq.kv_batch_put(["mine"], "p", column([1]))
+    with Driver(
+        "first = tq.init({'backend': {'SimpleStorage': {'num_data_storage_units': 7}}})\n"
+        "tq.kv_batch_put(['theirs'], 'p', column([2]))\n"
+        "report(given=first, mine=[row.tolist() for row in tq.kv_batch_get(['mine'], 'p')['x'].unbind()])",
+        queue.address,
+    ) as other:
+        given = {"backend": {"SimpleStorage": {"num_data_storage_units": 7}}}
+        assert other.report() == {"given": given, "mine": [[1]]}
+        other.finish()
+        assert rows_of(tq.kv_batch_get(["theirs"], "p")) == [[2]]
+
+
+def test_a_driver_in_client_mode_starts_uses_and_ends_a_queue(driver: RayCluster) -> None:
+    with Driver(
+        f"started = tq.init({WITH_NAME % (CONF, 'remote', None)}) is not None\n"
+        "tq.kv_batch_put(['a', 'b'], 'p', column([1], [2]))\n"
+        "found = [row.tolist() for row in tq.kv_batch_get(['b', 'a'], 'p')['x'].unbind()]\n"
+        "report(started=started, found=found, pids=servers('remote'))\n"
+        "tq.close(); tq.close(); sys.stdin.read()",
+        driver.client_address,
+    ) as program:
+        report = program.report()
+        assert (report["started"], report["found"]) == (True, [[2], [1]])
+        wait_for_end(report["pids"])
+        wait_until(lambda: not is_named("remote"), "the controller's name is free", 30)
+        program.finish()
+
+
+def test_a_killed_driver_leaves_no_server_behind(driver: RayCluster) -> None:
+    with Driver(
+        f"tq.init({WITH_NAME % (CONF, 'doomed', None)})\nreport(pids=servers('doomed'))\nsys.stdin.read()",
+        driver.address,
+    ) as program:
+        pids = program.report()["pids"]
+        assert len(pids) == 3
+        program.kill()
+        wait_for_end(pids)
+        wait_until(lambda: not is_named("doomed"), "the controller's name is free", 30)
+
+
+def test_a_detached_queue_outlives_its_driver_and_close(driver: RayCluster) -> None:
+    with Driver(
+        f"tq.init({WITH_NAME % (CONF, 'lasting', 'detached')})\ntq.kv_batch_put(['k'], 'p', column([7]))\n"
+        "report(pids=servers('lasting'))\ntq.close()",
+        driver.address,
+    ) as program:
+        pids = program.report()["pids"]
+        program.finish()
+        for _ in range(2):
+            assert tq.init({"ray": {"name": "lasting"}}) == {"ray": {"name": "lasting"}}
+            assert rows_of(tq.kv_batch_get(["k"], "p")) == [[7]]
+            tq.close()
+        ray.kill(ray.get_actor("lasting", NAMESPACE))
+        wait_for_end(pids)
+
+
+def test_after_close_a_queue_begins_empty(driver: RayCluster) -> None:
+    tq.init(CONF)
+    tq.kv_batch_put(["k"], "p", column([1]))
+    pids = servers()
+    tq.close()
+    tq.close()
+    wait_for_end(pids)
+    with pytest.raises(NotInitializedError):
+        tq.kv_list()
+    assert tq.init(CONF) is not None
+    assert tq.kv_list() == {}
+    tq.close()
+
+
+def test_close_in_an_attached_process_ends_the_queue_for_all(driver: RayCluster) -> None:
+    tq.init(CONF)
+    pids = servers()
+    worker = Worker.remote()
+    assert not ray.get(worker.init.remote(CONF), timeout=60)
+    ray.get(worker.close.remote(), timeout=60)
+    wait_for_end(pids)
+    with pytest.raises(ConnectionLostError, match=r"TransferQueueController.*close\(\) was called"):
+        tq.kv_list()
+    tq.close()
+    assert tq.init(CONF) is not None
+    tq.close()
+
+
+def test_of_processes_that_start_at_once_one_starts_the_queue_and_it_ends_with_that_one(driver: RayCluster) -> None:
+    conf = {**CONF, "ray": {"name": "contested", "num_cpus": 0.5}}
+    workers = [Worker.remote() for _ in range(4)]
+    started = ray.get([worker.init.remote(conf) for worker in workers], timeout=100)
+    assert sorted(started) == [False, False, False, True]
+    pids = servers("contested")
+    ray.get(workers[0].put.remote("k", [9]), timeout=60)
+    assert ray.get([worker.get.remote("k") for worker in workers], timeout=60) == [[[9]]] * 4
+    ray.kill(workers[started.index(True)])
+    wait_for_end(pids)
+
+
+def test_the_death_of_the_controller_actor_is_reported(driver: RayCluster) -> None:
+    tq.init(CONF)
+    pids = servers()
+    ray.kill(ray.get_actor("TransferQueueController", NAMESPACE))
+    wait_for_end(pids)
+    with pytest.raises(ConnectionLostError, match=r"Ray actor TransferQueueController.*ended: .*; call .*close\(\)"):
+        tq.kv_list()
+    tq.close()
+
+
+def test_after_the_controller_process_crashed_a_new_queue_can_be_started(driver: RayCluster) -> None:
+    tq.init(CONF)
+    controller, *units = servers()
+    os.kill(controller, signal.SIGKILL)
+    wait_for_end(units)
+    with pytest.raises(ConnectionLostError, match="killed by SIGKILL"):
+        tq.kv_list()
+    tq.close()
+    assert tq.init(CONF) is not None
+    tq.close()
+
+
+def test_a_storage_unit_whose_actor_died_comes_back_empty(queue: RayCluster) -> None:
+    controller = ray.get_actor("TransferQueueController", NAMESPACE)
+    units = ray.get(controller.units.remote())
+    before = [ray.get(unit.pid.remote()) for unit in units]
+    for unit in units:
+        ray.kill(unit, no_restart=False)
+    wait_for_end(before)
+    wait_until(lambda: _put_works(), "a put succeeds", 60)
+    assert rows_of(tq.kv_batch_get(["k"], "p")) == [[4]]
+
+
+def _put_works() -> bool:
+    try:
+        tq.kv_batch_put(["k"], "p", column([4]))
+    except (ConnectionLostError, RuntimeError):
+        return False
+    return True
+
+
+def test_wrong_placement_settings_are_refused_before_anything_starts(driver: RayCluster) -> None:
+    for conf, message in [
+        ({"backend": {"SimpleStorage": {"required_node_resource": "fast_disk"}}}, "fast_disk.*offered: CPU"),
+        ({"ray": {"num_cpus": 100}}, r"ray\.num_cpus: no node"),
+        ({"ray": {"nmae": "x"}}, "nmae: unknown field"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            tq.init(conf)
+        assert not is_named("TransferQueueController")
+
+
+def test_servers_that_ray_cannot_place_are_reported_and_taken_back(driver: RayCluster) -> None:
+    free = ray.available_resources()["CPU"]
+    with pytest.raises(StartError, match=r"storage units.*start_timeout.*ray\.num_cpus"):
+        tq.init({**CONF, "ray": {"num_cpus": 5, "start_timeout": 10}})
+    wait_until(lambda: not is_named("TransferQueueController"), "the controller's name is free", 30)
+    wait_until(lambda: ray.available_resources()["CPU"] == free, "the CPUs are free again", 60)

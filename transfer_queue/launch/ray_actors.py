@@ -1,0 +1,174 @@
+"""The actors of a queue in a Ray cluster. Each keeps one server process beside it and tells where it serves.
+
+The bytes never pass through Ray: clients talk to the servers themselves. An actor's process holds the pipe that its
+server lives by, so the server ends with the actor however that ends: killed, its node lost, or its owner gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
+from transfer_queue.errors import StartError
+from transfer_queue.launch.process import ServerProcess, wait_until_serving
+
+__all__ = ["TransferQueueController", "TransferQueueStorageUnit"]
+
+T = TypeVar("T")
+
+_START_S = 60.0
+_STOP_S = 10.0
+_UNIT_STOP_S = 15.0
+_CALLS = 10_000
+"""Calls that an actor may have open: every process that uses the queue waits in ``ended``."""
+
+
+class _Supervisor:
+    """One server process of this node, listening on the node's address."""
+
+    def __init__(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> None:
+        """Raises StartError."""
+        _pass_on_import_path()
+        self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._stopping = ""
+        self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
+        update: dict[str, Any] = {"host": ray.util.get_node_ip_address(), "backend": _reaching_ray(config.backend)}
+        self._server = ServerProcess(name, module, config.model_copy(update=update), self._directory)
+        self._watcher = threading.Thread(target=self._watch, name="tq-server-watch", daemon=True)
+        try:
+            for _ in wait_until_serving([self._server], _START_S):
+                self._watcher.start()
+        except StartError:
+            self._end("")
+            raise
+
+    async def address(self) -> str:
+        """host:port of the server."""
+        return str(self._server.address["address"])
+
+    async def pid(self) -> int:
+        """Process id of the server, on this actor's node."""
+        return self._server.pid
+
+    async def ended(self) -> str:
+        """Return once the server has ended, with one line that says why."""
+        return await _outcome(self._ended)
+
+    async def stop(self, reason: str = "it was stopped") -> None:
+        """End the server. Idempotent."""
+        await asyncio.to_thread(self._end, reason)
+
+    def _watch(self) -> None:
+        failure = self._server.wait_for_end()
+        self._ended.set_result(self._stopping or failure)
+
+    def _end(self, reason: str) -> None:
+        self._stopping = self._stopping or reason
+        self._server.terminate()
+        if self._watcher.ident is not None:
+            self._watcher.join(_STOP_S)
+        self._server.wait(_STOP_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Controller(_Supervisor):
+    """Keeps the controller, and knows the storage units, so that whoever stops it stops the whole queue."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._published: concurrent.futures.Future[tuple[AttachConfig, bool]] = concurrent.futures.Future()
+        self._units: list[Any] = []
+        super().__init__("controller", "transfer_queue.runtime.controller", config)
+
+    async def publish(self, config: AttachConfig, detached: bool, units: list[Any]) -> None:
+        """The queue is up: let others attach to it."""
+        self._units = units
+        self._published.set_result((config, detached))
+
+    async def attach_config(self) -> tuple[AttachConfig, bool]:
+        """What a process needs to use the queue, once it is up, and whether it is detached.
+
+        Raises StartError if the controller has ended.
+        """
+        published = asyncio.create_task(_outcome(self._published))
+        ended = asyncio.create_task(self.ended())
+        await asyncio.wait({published, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise StartError(f"this queue is over: {ended.result()}")
+        return await published
+
+    async def units(self) -> list[Any]:
+        """Handles of the storage units' actors."""
+        return self._units
+
+    async def stop(self, reason: str = "it was stopped") -> None:
+        """End the storage units, then the controller. Idempotent."""
+        units, self._units = self._units, []
+        if units:
+            asked = [asyncio.ensure_future(_result(unit.stop.remote())) for unit in units]
+            await asyncio.wait(asked, timeout=_UNIT_STOP_S)
+        for unit in units:
+            ray.kill(unit, no_restart=True)
+        await super().stop(reason)
+
+
+class _StorageUnit(_Supervisor):
+    """Keeps one storage unit. Ends with the controller; restarted by Ray, it comes back empty under its name."""
+
+    def __init__(self, config: StorageUnitConfig, controller: str, namespace: str) -> None:
+        """``controller``: name of its actor in ``namespace``; a handle could not be passed again at a restart."""
+        self._controller = ray.get_actor(controller, namespace)
+        super().__init__(config.name, "transfer_queue.runtime.storage_unit", config)
+        own = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._follow_controller, args=(own,), name="tq-follow", daemon=True).start()
+
+    def _follow_controller(self, own: Any) -> None:
+        try:
+            reason = self._controller.ended.remote().future().result()
+        except RayError as error:
+            reason = str(error)
+        self._end(reason)
+        ray.kill(own, no_restart=True)
+
+
+# Queues are started through these two, so that options set on them take effect.
+TransferQueueController: Any = ray.remote(max_concurrency=_CALLS)(_Controller)
+TransferQueueStorageUnit: Any = ray.remote(max_concurrency=_CALLS)(_StorageUnit)
+
+
+async def _outcome(future: concurrent.futures.Future[T]) -> T:
+    """Wait for what many wait for: giving up does not cancel it for the others."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def _result(reference: Any) -> None:
+    """Wait for an actor's answer; one that died has stopped, too."""
+    with contextlib.suppress(RayError):
+        await reference
+
+
+def _reaching_ray(backend: BackendChoice) -> BackendChoice:
+    """The object-store backend joins the cluster from outside its workers, so it has to be told where it is."""
+    if backend.kind != "ray":
+        return backend
+    settings = {"address": ray.get_runtime_context().gcs_address, **backend.settings}
+    return backend.model_copy(update={"settings": settings})
+
+
+def _pass_on_import_path() -> None:
+    """Let the server import what this worker can: the driver's path reaches workers only inside their process."""
+    own = [os.path.abspath(entry) for entry in sys.path]
+    foreign = [entry for entry in own if "site-packages" not in entry and "dist-packages" not in entry]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(foreign))

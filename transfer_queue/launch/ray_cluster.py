@@ -1,0 +1,237 @@
+"""``init()`` in a Ray program: find the queue of the cluster by its named actor, or start it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.document import validate_document
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
+from transfer_queue.launch import ray_actors
+from transfer_queue.launch.conf import merge_settings, plan_queue
+from transfer_queue.launch.ray_placement import RaySettings, place_units, view_nodes
+
+__all__ = ["RayQueue", "find", "find_or_start"]
+
+log = logging.getLogger(__name__)
+
+Conf = DictConfig | Mapping[str, Any] | None
+
+_PAUSE_S = 0.1
+_STOP_S = 40.0
+_RESOURCE_SHARE = 1e-3
+"""How much of ``required_node_resource`` a unit reserves: nothing worth, but a restarted one stays on such nodes."""
+
+
+class RayQueue:
+    """A queue of this Ray cluster, as a process that uses it sees it."""
+
+    def __init__(self, controller: Any, attach_config: AttachConfig, settings: RaySettings, *, created: bool) -> None:
+        self.attach_config = attach_config
+        self.created = created
+        """Did this process start it?"""
+        self.detached = settings.lifetime == "detached"
+        self._controller = controller
+        self._settings = settings
+        self._end: Any = None
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with the reason once the controller has ended, from a thread of Ray's."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            tell(f"the queue's controller, {self._who}, ended: {_one_line(error) if error else future.result()}")
+
+        self._end = self._controller.ended.remote().future()
+        self._end.add_done_callback(done)
+
+    def stop(self) -> None:
+        """End the queue for every process, unless it is detached. Idempotent."""
+        if self.detached or not ray.is_initialized():
+            return
+        if not self.created:
+            log.warning("close() in a process that had attached ends the queue of %s for all processes", self._who)
+        try:
+            _get(self._controller.stop.remote("transfer_queue.close() was called"), _STOP_S)
+            ray.kill(self._controller, no_restart=True)
+        except RayActorError:
+            pass  # it has ended already
+        except RayError as error:
+            log.warning("the queue of %s was not stopped in order: %s", self._who, _one_line(error))
+
+    @property
+    def _who(self) -> str:
+        return f"Ray actor {self._settings.name} in namespace {self._settings.namespace}"
+
+
+def find(conf: Conf = None) -> RayQueue | None:
+    """The queue of this cluster, once it is up; None if there is none.
+
+    Raises ConnectionLostError if its controller does not answer.
+    """
+    settings = _ray_settings(merge_settings(conf))
+    try:
+        return _attach(settings)
+    except (RayActorError, StartError):
+        return None
+
+
+def find_or_start(conf: Conf = None) -> tuple[RayQueue, DictConfig]:
+    """The queue of this cluster; of several processes that ask at once, one starts it and the others find it.
+
+    Raises ConfigError before anything is started, StartError, ConnectionLostError.
+    """
+    merged = merge_settings(conf)
+    settings = _ray_settings(merged)
+    deadline = time.monotonic() + settings.start_timeout
+    while True:
+        try:
+            found = _attach(settings)
+            if found is not None:
+                return found, merged
+        except RayActorError as error:  # it is ending, or the process that was starting it is gone
+            failure = _one_line(error)
+        except StartError as error:  # the actor outlived its server
+            failure = str(error)
+            ray.kill(ray.get_actor(settings.name, settings.namespace), no_restart=True)
+        else:
+            try:
+                return _start(merged, settings), merged
+            except _NameTaken:
+                failure = "another process keeps starting it and failing"
+        if time.monotonic() >= deadline:
+            raise StartError(f"no queue within ray.start_timeout, {settings.start_timeout:g} s: {failure}")
+        time.sleep(_PAUSE_S)
+
+
+class _NameTaken(Exception):
+    """Another process was faster."""
+
+
+def _attach(settings: RaySettings) -> RayQueue | None:
+    """Raises RayActorError if the actor is dead, StartError if it has outlived its server, ConnectionLostError."""
+    try:
+        controller = ray.get_actor(settings.name, settings.namespace)
+    except ValueError:
+        return None
+    try:
+        config, detached = _get(controller.attach_config.remote(), settings.start_timeout)
+    except GetTimeoutError:
+        raise ConnectionLostError(
+            f"the queue of Ray actor {settings.name} in namespace {settings.namespace} is not up after "
+            f"{settings.start_timeout:g} s; see `ray list actors`, or raise ray.start_timeout"
+        ) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, TransferQueueError):
+            raise error.cause from None
+        raise
+    found = settings.model_copy(update={"lifetime": "detached" if detached else None})
+    return RayQueue(controller, config, found, created=False)
+
+
+def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
+    plan = plan_queue(merged, allow_ray=True)
+    resource = merged.backend.SimpleStorage.required_node_resource
+    nodes = place_units(view_nodes(ray.nodes()), len(plan.units), settings, resource)
+    detached = settings.lifetime == "detached"
+    common: dict[str, Any] = {"num_cpus": settings.num_cpus, "lifetime": settings.lifetime}
+    try:
+        controller = ray_actors.TransferQueueController.options(
+            name=settings.name, namespace=settings.namespace, **common
+        ).remote(plan.controller)
+    except ValueError as error:
+        if "already" not in str(error):
+            raise
+        raise _NameTaken from None
+    started = [controller]
+    try:
+        address = _wait([controller.address.remote()], "the controller", settings)[0]
+        units = _start_units(plan.unit_configs(address), settings, nodes, resource, common)
+        started += units
+        _wait([unit.address.remote() for unit in units], f"{len(units)} storage units", settings)
+        config = plan.attach_config(address)
+        _wait([controller.publish.remote(config, detached, units)], "the controller", settings)
+    except BaseException:
+        for actor in reversed(started):
+            ray.kill(actor, no_restart=True)
+        raise
+    return RayQueue(controller, config, settings, created=True)
+
+
+def _start_units(
+    configs: list[StorageUnitConfig],
+    settings: RaySettings,
+    nodes: list[str],
+    resource: str | None,
+    common: dict[str, Any],
+) -> list[Any]:
+    units = []
+    for number, (config, node) in enumerate(zip(configs, nodes, strict=True)):
+        arguments = (config, settings.name, settings.namespace)
+        options = {
+            **common,
+            "max_restarts": -1,
+            # Soft: a unit whose node is gone may come back on another.
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
+        }
+        if resource is not None:
+            options["resources"] = {resource: _RESOURCE_SHARE}
+        unit = ray_actors.TransferQueueStorageUnit
+        try:
+            units.append(unit.options(name=f"TransferQueueStorageUnit#{number}", **options).remote(*arguments))
+        except ValueError as error:
+            if "already" not in str(error):
+                raise
+            units.append(unit.options(**options).remote(*arguments))  # of another queue, or one that is ending
+    return units
+
+
+def _wait(references: list[Any], what: str, settings: RaySettings) -> list[Any]:
+    deadline = time.monotonic() + settings.start_timeout
+    try:
+        return [_get(reference, max(0.0, deadline - time.monotonic())) for reference in references]
+    except GetTimeoutError:
+        free = ray.available_resources().get("CPU", 0)
+        raise StartError(
+            f"Ray did not place and start {what} within ray.start_timeout, {settings.start_timeout:g} s: each reserves "
+            f"{settings.num_cpus:g} CPUs and {free:g} are free in the cluster; free some, lower ray.num_cpus (0 "
+            "reserves none), or allow more time"
+        ) from None
+    except RayError as error:
+        raise StartError(f"{what} did not start: {_one_line(error)}") from None
+
+
+def _get(reference: Any, timeout_s: float) -> Any:
+    """``ray.get``; inside an event loop, which an asynchronous actor's method blocks, without Ray's warning of that.
+
+    ``ray.get`` lends out the caller's CPUs meanwhile, which the servers may need.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return ray.get(reference, timeout=timeout_s)
+    try:
+        return reference.future().result(timeout_s)
+    except concurrent.futures.TimeoutError:
+        raise GetTimeoutError(f"no answer within {timeout_s:g} s") from None
+
+
+def _ray_settings(merged: DictConfig) -> RaySettings:
+    section = {} if merged.ray is None else OmegaConf.to_container(merged.ray, resolve=True)
+    return validate_document(RaySettings, section, "ray")
+
+
+def _one_line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    return " ".join(str(cause).split())
