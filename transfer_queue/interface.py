@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
+from transfer_queue.errors import ConnectionLostError, NotInitializedError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -24,6 +25,7 @@ __all__ = [
     "async_kv_put",
     "close",
     "get_client",
+    "get_metrics_endpoint",
     "init",
     "kv_batch_get",
     "kv_batch_get_by_meta",
@@ -34,6 +36,17 @@ __all__ = [
 ]
 
 Tag = dict[str, Any]
+
+
+def get_metrics_endpoint() -> str | None:
+    """``"host:port"`` where the controller serves ``/metrics`` over HTTP.
+
+    Attaches as the key-value functions do. None if the controller serves none, or there is no queue or controller.
+    """
+    try:
+        return current_client().metrics_endpoint
+    except (ConnectionLostError, NotInitializedError):
+        return None
 
 
 def kv_put(
@@ -113,7 +126,10 @@ async def async_kv_batch_get(
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
-    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them."""
+    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
+
+    Raises InvalidInputError for a meta without partition and for fields it does not have; else as ``kv_batch_get``.
+    """
     client = current_client()
     return client.run(client.kv.get_by_meta(meta, select_fields))
 
@@ -125,7 +141,10 @@ async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str]
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """``{partition: {key: tag}}`` of one partition, or of all; keys in the order of their first put."""
+    """``{partition: {key: tag}}`` of one partition, or of all; keys in the order of their first put.
+
+    An unknown partition gives ``{}``. Raises InvalidTypeError.
+    """
     client = current_client()
     return client.run(client.kv.list_keys(partition_id))
 
@@ -137,7 +156,10 @@ async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, 
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """Forget rows and free their storage; missing keys are ignored."""
+    """Forget rows and free their storage; missing keys and partitions are ignored.
+
+    Raises InvalidTypeError, InvalidInputError for an empty list.
+    """
     client = current_client()
     client.run(client.kv.clear(keys, partition_id))
 
