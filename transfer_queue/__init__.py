@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue.compat.paths import install_finder, legacy_attribute
+
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
     from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.compat.utilities import process_zmq_server_info as process_zmq_server_info
+    from transfer_queue.config.server_info import ZMQServerInfo as ZMQServerInfo
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
         async_kv_put,
         close,
         get_client,
+        get_metrics_endpoint,
         init,
         kv_batch_get,
         kv_batch_get_by_meta,
@@ -71,6 +76,7 @@ __all__ = [
     "async_kv_put",
     "close",
     "get_client",
+    "get_metrics_endpoint",
     "init",
     "kv_batch_get",
     "kv_batch_get_by_meta",
@@ -101,13 +107,17 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+install_finder()
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF.get(name, "transfer_queue.interface")), name)
-    globals()[name] = value
-    return value
+
+if not TYPE_CHECKING:  # with it, a misspelt name would pass for one of type Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            return legacy_attribute(__name__, name)
+        value = getattr(importlib.import_module(_HOME_OF.get(name, "transfer_queue.interface")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

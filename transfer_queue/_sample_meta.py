@@ -29,6 +29,7 @@ class FieldMeta:
 
     @property
     def is_ready(self) -> bool:
+        """Whether it can be read."""
         return self.production_status == ProductionStatus.READY_FOR_CONSUME
 
 
@@ -47,20 +48,25 @@ class SampleMeta:
 
     @property
     def field_names(self) -> list[str]:
+        """Names in the order in which they were added."""
         return list(self.fields)
 
     @property
     def is_ready(self) -> bool:
+        """Whether all fields can be read."""
         return all(item.is_ready for item in self.fields.values())
 
     @property
     def production_status(self) -> dict[str, ProductionStatus]:
+        """The status of each field."""
         return {name: item.production_status for name, item in self.fields.items()}
 
     def get_field_by_name(self, name: str) -> FieldMeta | None:
+        """None for an unknown field."""
         return self.fields.get(name)
 
     def has_field(self, name: str) -> bool:
+        """Whether the sample has the field, ready or not."""
         return name in self.fields
 
     def is_field_ready(self, field_name: str) -> bool:
@@ -101,8 +107,10 @@ class Sample:
 
     @property
     def field_names(self) -> list[str]:
+        """Names of the row's fields."""
         return list(self.fields)
 
     @property
     def is_ready(self) -> bool:
+        """Whether all fields can be read."""
         return self.production_status == ProductionStatus.READY_FOR_CONSUME

@@ -12,6 +12,7 @@ from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Out
 from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
+from transfer_queue.errors import ConnectionLostError, NotInitializedError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,6 +26,7 @@ __all__ = [
     "async_kv_put",
     "close",
     "get_client",
+    "get_metrics_endpoint",
     "init",
     "kv_batch_get",
     "kv_batch_get_by_meta",
@@ -35,6 +37,17 @@ __all__ = [
 ]
 
 Tag = dict[str, Any]
+
+
+def get_metrics_endpoint() -> str | None:
+    """``"host:port"`` where the controller serves ``/metrics`` over HTTP.
+
+    Attaches as the key-value functions do. None if the controller serves none, or there is no queue or controller.
+    """
+    try:
+        return current_client().metrics_endpoint
+    except (ConnectionLostError, NotInitializedError):
+        return None
 
 
 def kv_put(
@@ -147,7 +160,10 @@ def kv_batch_get_by_meta(
     out: Out | None = None,
     device: Device = None,
 ) -> TensorDict:
-    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them. See ``kv_batch_get``."""
+    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
+
+    Raises InvalidInputError for a meta without partition and for fields it does not have; else as ``kv_batch_get``.
+    """
     client = current_client()
     return client.run(client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device))
 
@@ -168,7 +184,10 @@ async def async_kv_batch_get_by_meta(
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """``{partition: {key: tag}}`` of one partition, or of all; keys in the order of their first put."""
+    """``{partition: {key: tag}}`` of one partition, or of all; keys in the order of their first put.
+
+    An unknown partition gives ``{}``. Raises InvalidTypeError.
+    """
     client = current_client()
     return client.run(client.kv.list_keys(partition_id))
 
@@ -180,7 +199,10 @@ async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, 
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """Forget rows and free their storage; missing keys are ignored."""
+    """Forget rows and free their storage; missing keys and partitions are ignored.
+
+    Raises InvalidTypeError, InvalidInputError for an empty list.
+    """
     client = current_client()
     client.run(client.kv.clear(keys, partition_id))
 

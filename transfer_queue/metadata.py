@@ -186,12 +186,15 @@ class BatchMeta:
         return html_table(title, ["row", "partition", "ready", "tag"], cells, self.size)
 
     def get_extra_info(self, key: str, default: Any = None) -> Any:
+        """A value of ``extra_info``, or ``default``."""
         return self.extra_info.get(key, default)
 
     def set_extra_info(self, key: str, value: Any) -> None:
+        """Set a value of ``extra_info``."""
         self.extra_info[key] = value
 
     def update_extra_info(self, values: Mapping[str, Any]) -> None:
+        """Set several values of ``extra_info``."""
         self.extra_info.update(values)
 
     def remove_extra_info(self, key: str) -> Any:
@@ -199,9 +202,11 @@ class BatchMeta:
         return self.extra_info.pop(key, None)
 
     def clear_extra_info(self) -> None:
+        """Remove all of ``extra_info``."""
         self.extra_info.clear()
 
     def has_extra_info(self, key: str) -> bool:
+        """Whether ``extra_info`` has a value ``key``."""
         return key in self.extra_info
 
     def get_all_extra_info(self) -> dict[str, Any]:
@@ -222,6 +227,7 @@ class BatchMeta:
             own.update(new or {})
 
     def clear_custom_meta(self) -> None:
+        """Empty every row's dict here; the rows' tags in the queue stay."""
         self.custom_meta = [{} for _ in self.global_indexes]
 
     # ----------------------------------------------------------------------------------------------- rows and columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_count",
+    "check_data",
     "check_fields",
+    "check_flag",
     "check_keys",
     "check_mapping",
     "check_metadata",
@@ -106,6 +108,21 @@ def check_seconds(name: str, value: object) -> float:
     if not value >= 0:  # nan is not
         raise InvalidInputError(f"{name} must be 0 or more seconds, not {value}")
     return min(float(value), 1e9) if value < 2**63 else 1e9
+
+
+def check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTypeError(f"{name} must be True or False, not {type(value).__name__}")
+    return value
+
+
+def check_data(name: str, value: object) -> Any:
+    """A TensorDict, or a mapping of columns."""
+    from tensordict import TensorDictBase
+
+    if not isinstance(value, (TensorDictBase, Mapping)):
+        raise InvalidTypeError(f"{name} must be a TensorDict, not {type(value).__name__}")
+    return value
 
 
 def check_metadata(metadata: object) -> BatchMeta:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from transfer_queue.client.arguments import check_text
+from transfer_queue.client.arguments import check_count, check_data, check_text
+from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
+from transfer_queue.client.manager import ClientStorageManager, check_manager_config, manager_layout
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
-from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, NotInitializedError
+from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, parse_address
+from transfer_queue.config.server_info import ZMQServerInfo, controller_address
+from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError, NotInitializedError
 
 if TYPE_CHECKING:
     import torch
@@ -35,25 +39,27 @@ Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
 class AsyncTransferQueueClient:
     """A client of one queue. Methods may be awaited from any number of event loops and threads, also after a fork.
 
-    ``controller_info``: where the queue is: an ``AttachConfig`` or ``"host:port"``. Connecting happens in the
-    constructor. Raises ConnectionLostError if the controller cannot be reached.
+    ``controller_info``: where the queue is: an ``AttachConfig``, a ``ZMQServerInfo`` or ``"host:port"``. Connecting
+    happens in the constructor. ``zmq_io_threads`` and ``zmq_max_sockets`` are checked and have no further effect.
+    Raises InvalidInputError, InvalidTypeError, ConnectionLostError if the controller cannot be reached.
     """
 
     def __init__(
         self,
         client_id: str,
-        controller_info: AttachConfig | str,
+        controller_info: AttachConfig | ZMQServerInfo | str,
         zmq_io_threads: int | None = None,
         zmq_max_sockets: int | None = None,
     ) -> None:
         for name, value in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
-            if value is not None and value < 1:
+            if value is not None and check_count(name, value) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, not {value}; it has no further effect")
         self.client_id = check_text("client_id", client_id)
         self.config = _attach_config(controller_info)
         self._options = ClientOptions.of(self.config)
         self._pid = 0
         self._closed = False
+        self.storage_manager: ClientStorageManager | None = None
         self._attach()
 
     def _attach(self) -> None:
@@ -88,7 +94,7 @@ class AsyncTransferQueueClient:
             self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
 
     def close(self) -> None:
-        """Give up the connections. Idempotent."""
+        """Give up the connections. Idempotent; later calls raise NotInitializedError."""
         if not self._closed:
             self._closed = True
             if self._pid == os.getpid() and self._io.alive:
@@ -101,13 +107,44 @@ class AsyncTransferQueueClient:
 
     @property
     def rows(self) -> RowOperations:
+        """Operations on rows by index, for ``run``. Raises NotInitializedError once closed."""
         self._ready()
         return self._rows
 
     @property
     def kv(self) -> KvOperations:
+        """Operations on rows by key, for ``run``. Raises NotInitializedError once closed."""
         self._ready()
         return self._kv
+
+    @property
+    def metrics_endpoint(self) -> str | None:
+        """``host:port`` where the controller serves ``/metrics``; None if it serves none."""
+        self._ready()
+        return self._engine.controller_attributes.get("metrics")
+
+    def initialize_storage_manager(self, manager_type: str, config: Mapping[str, Any]) -> None:
+        """Accept what 0.1.x needs before a put or get. Here the controller tells a client how to reach storage.
+
+        ``manager_type``: a name of 0.1.5 (``AsyncSimpleStorageManager``, ...) switches this client to the dense layout
+        of that release, one of 0.1.6 and later leaves the layout as it is; ``config["layout"]`` (``"jagged"`` or
+        ``"dense"``) decides in any case. Raises UnknownManagerError (a ValueError and an AssertionError),
+        InvalidTypeError, ConfigError.
+        """
+        config = check_manager_config(manager_type, config)
+        layout = manager_layout(manager_type, config)
+        self._ready()
+        if layout is not None:
+            self._options = replace(self._options, layout=layout)
+            self._rows = RowOperations(self._engine, self._options)
+            self._kv = KvOperations(self._engine, self._options)
+        self.storage_manager = ClientStorageManager(self, manager_type, config)
+
+    async def async_reset_zero_copy_all_keys_free(self, buffer_type: RegisterBufferType) -> None:
+        """Say that nothing read or written through registered buffers is in use any more. It never is: a get returns
+        independent tensors, and a put is done with its tensors when it returns. Raises InvalidTypeError."""
+        check_buffer_type(buffer_type)
+        self._ready()
 
     # -------------------------------------------------------------------------------------------------- rows by index
 
@@ -126,8 +163,11 @@ class AsyncTransferQueueClient:
 
         ``mode`` ``"fetch"``: exactly ``batch_size`` rows whose ``data_fields`` are all ready and which ``task_name``
         has not consumed; they count as consumed from now on. Waits ``timeout`` seconds (default: 5) for enough rows,
-        then raises WaitTimeoutError; with the controller in polling mode answers with an empty batch at once.
-        ``"force_fetch"``: all rows of the partition in any state. ``"insert"``: ``batch_size`` new rows without data.
+        then raises WaitTimeoutError; with ``timeout`` 0, or the controller in polling mode, answers with an empty batch
+        at once.
+        ``"force_fetch"``: all rows of the partition in any state; its ``batch_size`` and task count for nothing.
+        ``"insert"``: ``batch_size`` new rows without data. Raises RequestError for an unknown mode, a fetch without
+        task and an unknown partition of a forced one; SamplerError; InvalidTypeError, InvalidInputError.
         """
         return await self._async(
             self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
@@ -140,72 +180,107 @@ class AsyncTransferQueueClient:
         partition_id: str | None = None,
         data_parser: DataParser | None = None,
     ) -> BatchMeta:
-        """Write ``data`` to the rows of ``metadata``, or append it to ``partition_id`` as new rows.
+        """Write ``data``, of batch size ``[rows]``, to the rows of ``metadata``, or append it to ``partition_id``.
 
-        All or nothing within a partition. Raises CapacityError, InvalidInputError.
+        Returns the rows with the written fields, ready. All or nothing within a partition. ``data_parser`` gets
+        ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. Raises CapacityError,
+        InvalidInputError, InvalidTypeError; RequestError for another number of rows than ``metadata`` has, and for what
+        ``data_parser`` raises.
         """
-        return await self._async(self.rows.put(data, metadata, partition_id, data_parser))
+        return await self._async(self.rows.put(check_data("data", data), metadata, partition_id, data_parser))
 
     async def async_get_data(
         self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
     ) -> TensorDict:
-        """The fields of ``metadata`` of all its rows, in its order, as independent tensors.
+        """The fields of ``metadata`` of all its rows, in its order, as independent tensors: batch size ``[rows]``.
 
-        ``zero_copy``, ``out``, ``device``: see ``transfer_queue.kv_batch_get``.
+        ``zero_copy``, ``out``, ``device``: see ``transfer_queue.kv_batch_get``. Of no rows or no fields: an empty
+        TensorDict of batch size ``[0]``. Raises StorageKeyNotFoundError for a row that is gone, NotReadyError for a
+        field that is not written, DataLostError.
         """
         return await self._async(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
-        """Merge ``metadata.custom_meta`` into the rows' tags."""
+        """Merge ``metadata.custom_meta`` shallowly into the rows' tags; rows of several partitions are allowed.
+
+        Raises StorageKeyNotFoundError for a row that is gone, InvalidTypeError for a value that is not plain.
+        """
         await self._async(self.rows.set_custom_meta(metadata))
 
     async def async_clear_samples(self, metadata: BatchMeta) -> None:
-        """Forget rows and free their storage. Idempotent."""
+        """Forget rows and free their storage. Rows that are gone are ignored. Raises InvalidTypeError."""
         await self._async(self.rows.clear_samples(metadata))
 
     async def async_clear_partition(self, partition_id: str) -> None:
-        """Forget a whole partition. Idempotent."""
+        """Forget a whole partition; an unknown one is ignored. Raises InvalidTypeError, InvalidInputError."""
         await self._async(self.rows.clear_partition(partition_id))
 
     async def async_get_production_status(self, data_fields: Sequence[str], partition_id: str) -> Status:
-        """``(indexes (n,), produced (n, fields))``; ``(None, None)`` for an unknown partition or field."""
+        """``(indexes, produced)``: int64 ``(rows,)`` and int8 ``(rows, fields)``.
+
+        Columns are in the order in which the partition got its fields. ``(None, None)`` for an unknown partition or
+        field, or no fields. Raises InvalidTypeError, InvalidInputError.
+        """
         return await self._async(self.rows.production_status(data_fields, partition_id))
 
     async def async_get_consumption_status(self, task_name: str, partition_id: str) -> Status:
-        """``(indexes (n,), consumed (n,))``; ``(None, None)`` for an unknown partition."""
+        """``(indexes, consumed)``: int64 and int8 ``(rows,)``; zeros for an unknown task.
+
+        ``(None, None)`` for an unknown partition. Raises InvalidTypeError, InvalidInputError.
+        """
         return await self._async(self.rows.consumption_status(task_name, partition_id))
 
     async def async_check_production_status(self, data_fields: Sequence[str], partition_id: str) -> bool:
-        """Are ``data_fields`` produced for all rows of the partition?"""
+        """Whether ``data_fields`` are produced for all rows; False for an unknown or empty partition, or unknown field.
+
+        Raises InvalidTypeError, InvalidInputError.
+        """
         return _all(await self.async_get_production_status(data_fields, partition_id))
 
     async def async_check_consumption_status(self, task_name: str, partition_id: str) -> bool:
-        """Has ``task_name`` consumed all rows of the partition?"""
+        """Whether ``task_name`` consumed all rows; False for an unknown or empty partition.
+
+        Raises InvalidTypeError, InvalidInputError.
+        """
         return _all(await self.async_get_consumption_status(task_name, partition_id))
 
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
-        """Make rows fetchable again for ``task_name``, or for every task."""
+        """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
+
+        Raises InvalidTypeError, InvalidInputError.
+        """
         return await self._async(self.rows.reset_consumption(partition_id, task_name))
 
     async def async_get_partition_list(self) -> list[str]:
-        """Names of partitions in the order of their creation."""
+        """Names of partitions in the order of their creation. Raises ConnectionLostError, WaitTimeoutError."""
         return await self._async(self.rows.partition_list())
 
     async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """Rows of ``keys``; missing ones are left out, or created without data."""
+        """Rows of ``keys`` in their order, with the fields ready for all of them.
+
+        Missing keys are left out or, with ``create``, made rows without data (status 0). Raises InvalidTypeError,
+        InvalidInputError.
+        """
         return await self._async(self.kv.retrieve_meta(keys, partition_id, create))
 
     async def async_kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
-        """Keys of rows. RequestError for a row without key."""
+        """Keys of rows in their order.
+
+        Raises RequestError for a row without key and for an unknown partition, InvalidTypeError, InvalidInputError for
+        an empty list.
+        """
         return await self._async(self.kv.retrieve_keys(global_indexes, partition_id))
 
     async def async_kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        """``{partition: {key: tag}}``."""
+        """``{partition: {key: tag}}`` of one partition, or of all. Raises InvalidTypeError."""
         return await self._async(self.kv.list_keys(partition_id))
 
 
 class TransferQueueClient(AsyncTransferQueueClient):
-    """Adds blocking methods. They may be called inside a running event loop, which they block."""
+    """Adds a blocking method for each ``async_`` one. Inside a running event loop they work, and block it.
+
+    Raises as `AsyncTransferQueueClient` does.
+    """
 
     def get_meta(
         self,
@@ -231,7 +306,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         data_parser: DataParser | None = None,
     ) -> BatchMeta:
         """See ``async_put``."""
-        return self._sync(self.rows.put(data, metadata, partition_id, data_parser))
+        return self._sync(self.rows.put(check_data("data", data), metadata, partition_id, data_parser))
 
     def get_data(
         self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
@@ -296,17 +371,23 @@ class TransferQueueClient(AsyncTransferQueueClient):
         return await self._async(operation)
 
 
-def _attach_config(controller_info: AttachConfig | str) -> AttachConfig:
+def _attach_config(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:
     if controller_info is None:
-        raise InvalidInputError("controller_info is None; pass an AttachConfig or host:port")
+        raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
     if isinstance(controller_info, AttachConfig):
         return controller_info
+    if isinstance(controller_info, ZMQServerInfo):
+        controller_info = controller_address(controller_info)
     if isinstance(controller_info, str):
+        try:
+            parse_address(controller_info)
+        except ConfigError as error:
+            raise InvalidInputError(f"controller_info: {error}") from None
         return AttachConfig(
             controller=ControllerAddresses(addresses=[controller_info]), security=AttachSecurity(allow_pickle=True)
         )
     raise InvalidTypeError(
-        f"controller_info must be an AttachConfig or host:port, not {type(controller_info).__name__}"
+        f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"
     )
 
 

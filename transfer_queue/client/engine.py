@@ -82,6 +82,10 @@ class Engine:
         return self._session.welcome.backend
 
     @property
+    def controller_attributes(self) -> dict[str, Any]:
+        return self._session.welcome.attributes
+
+    @property
     def address(self) -> str:
         return self._session.address
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.arguments import (
     check_fields,
+    check_flag,
     check_keys,
     check_partition,
     check_tags,
@@ -167,6 +168,7 @@ class KvOperations:
     def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
+        check_flag("create", create)
 
         async def work() -> Batch:
             if create:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
 from transfer_queue.config.document import validate_document
-from transfer_queue.errors import NotInitializedError, StartError
+from transfer_queue.config.server_info import controller_address
+from transfer_queue.errors import InvalidTypeError, NotInitializedError, StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -173,10 +174,15 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
     """The queue that an explicit ``conf`` names, if it names one."""
     plain: dict[str, Any] = _plain(conf) or {}
     controller = plain.get("controller")
-    if not isinstance(controller, dict) or not controller.get("addresses"):
+    if not isinstance(controller, dict):
+        return None
+    addresses, info = controller.get("addresses"), controller.get("zmq_info")
+    if not addresses and info is not None:  # settings that ``init`` returned in another process
+        addresses = [controller_address(info)]
+    if not addresses:
         return None
     known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
-    return validate_document(AttachConfig, {**known, "controller": {"addresses": controller["addresses"]}}, "conf")
+    return validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
 
 
 def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:
@@ -199,6 +205,8 @@ def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None
 
     if isinstance(conf, DictConfig):
         return cast("dict[str, Any]", OmegaConf.to_container(conf, resolve=True))
+    if not isinstance(conf, Mapping):
+        raise InvalidTypeError(f"conf must be a DictConfig or another mapping, not {type(conf).__name__}")
     return {str(name): value for name, value in conf.items()}
 
 

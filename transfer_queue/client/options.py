@@ -28,9 +28,9 @@ class ClientOptions:
 
     @classmethod
     def of(cls, config: AttachConfig) -> ClientOptions:
-        """Raises ConfigError for a variable that is not a number."""
+        """``TQ_LAYOUT`` goes before the settings. Raises ConfigError for a variable with a value that cannot be."""
         return cls(
-            layout=config.layout,
+            layout=_layout(config.layout),
             allow_pickle=config.security.allow_pickle,
             connect_s=_seconds("TQ_CONNECT_TIMEOUT", cls.connect_s),
             request_s=_seconds("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", cls.request_s),
@@ -41,6 +41,13 @@ class ClientOptions:
             ),
             put_wait_s=_seconds("TQ_PUT_WAIT", cls.put_wait_s),
         )
+
+
+def _layout(default: Literal["jagged", "dense"]) -> Literal["jagged", "dense"]:
+    text = os.environ.get("TQ_LAYOUT") or default
+    if text not in ("jagged", "dense"):
+        raise ConfigError(f"environment variable TQ_LAYOUT: {text!r} is not a layout; use jagged or dense")
+    return "dense" if text == "dense" else "jagged"
 
 
 def _seconds(name: str, default: float) -> float:

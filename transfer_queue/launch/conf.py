@@ -5,19 +5,30 @@ from __future__ import annotations
 import importlib.resources
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigKeyError
 
+import transfer_queue.sampler
 from transfer_queue.config.document import parse_bytes
+from transfer_queue.config.server_info import Role, server_info
+from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidTypeError
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.sampler import BaseSampler
 
-__all__ = ["merge_settings", "plan_queue", "start_local"]
+__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "start_local"]
 
 _KINDS = {"SimpleStorage": "simple", "RayStore": "ray"}
+
+
+class MissingSectionError(ConfigError, ConfigKeyError):
+    """``backend.storage_backend`` names a section that is not there."""
+
+    __str__ = ConfigError.__str__
 
 
 def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack, DictConfig]:
@@ -26,7 +37,8 @@ def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack
     Raises ConfigError before anything is started, StartError.
     """
     merged = merge_settings(conf)
-    return LocalStack(plan_queue(merged)).start(), merged
+    stack = LocalStack(plan_queue(merged)).start()
+    return stack, _with_addresses(merged, stack)
 
 
 def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
@@ -35,6 +47,8 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     Raises ConfigError.
     """
     kind = merged.backend.storage_backend
+    if kind not in merged.backend:
+        raise MissingSectionError(f"backend.storage_backend: {kind!r}: Missing key backend.{kind}")
     if kind == "RayStore" and not allow_ray:
         raise ConfigError("backend.storage_backend: 'RayStore' needs Ray; call ray.init() before transfer_queue.init()")
     if kind not in _KINDS:
@@ -52,21 +66,46 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
     )
+    metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
+    controller = plan.controller.model_copy(update={"metrics_port": metrics_port})
+    plan = replace(plan, controller=controller, layout=merged.layout)
     return plan if kind == "SimpleStorage" else plan.with_backend_kind(_KINDS[kind])
 
 
 def merge_settings(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:
-    """``conf`` over the packaged ``config.yaml``."""
+    """``conf`` over the packaged ``config.yaml``. Raises ConfigError for a setting that cannot be."""
     flags = {"allow_objects": True}
     packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
     defaults = OmegaConf.create(packaged, flags=flags)
     given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf or {}), flags=flags)
+    check_settings(_plain(given), _plain(defaults))
     return cast("DictConfig", OmegaConf.merge(defaults, given))
+
+
+def _plain(conf: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(cast("DictConfig", conf), resolve=True))
+
+
+def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
+    """``merged`` with what another process needs to attach: addresses, and whether values may be pickled."""
+    attach = stack.attach_config
+    controller, *units = stack.processes
+    with open_dict(merged):
+        merged.controller.zmq_info = server_info(Role.CONTROLLER, controller.name, stack.controller_address)
+        merged.backend.SimpleStorage.zmq_info = {
+            unit.name: server_info(Role.STORAGE, unit.name, unit.address["address"]) for unit in units
+        }
+        merged.security = {"allowPickle": attach.security.allow_pickle}
+        if controller.address["metrics"]:
+            merged.metrics.endpoint = controller.address["metrics"]
+    return merged
 
 
 def _sampler(given: object) -> tuple[str, dict[str, Any]]:
     """A sampler by name, class or instance as (name, arguments): it is made again in the controller's process."""
     if isinstance(given, str):
+        if ":" not in given and given not in transfer_queue.sampler.__all__:
+            raise ConfigError(f"controller.sampler: Could not find sampler {given!r}; or write package.module:Class")
         return given, {}
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, BaseSampler):

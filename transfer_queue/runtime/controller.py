@@ -69,6 +69,8 @@ class Controller(Server):
         self.counters = ControllerCounters()
         self.started = loop.time()
         self.recorder: Recorder | None = None
+        self.metrics_address = ""
+        """host:port of /metrics; empty: off."""
         self.clients = ClientSessions(self.run)
         self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
         self.checkpoints = Checkpoints(core, self.units)
@@ -117,6 +119,7 @@ class Controller(Server):
             backend=self.config.backend.kind,
             settings=self.config.backend.settings,
             units=self.units.infos(),
+            attributes={"metrics": self.metrics_address} if self.metrics_address else {},
         )
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
@@ -294,9 +297,10 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
     pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
     status = StatusServer(controller_registry(controller), controller.missing, pages)
     try:
-        await controller.listen(config.host, config.port, config.advertise_host)
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)
+            controller.metrics_address = status.address  # before the first client is welcomed
+        await controller.listen(config.host, config.port, config.advertise_host)
         announce_ready(name=config.name, address=controller.address, metrics=status.address or None, run=controller.run)
         await stop.wait()
     finally:

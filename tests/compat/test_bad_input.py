@@ -1,0 +1,364 @@
+"""Every public call with every kind of bad input, blocking and awaited: a documented error that names the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
+from transfer_queue.errors import (
+    ConnectionLostError,
+    InvalidInputError,
+    InvalidTypeError,
+    NotInitializedError,
+    WaitTimeoutError,
+)
+
+ROWS = TensorDict({"x": torch.ones(1, 2)}, [1])
+META = tq.BatchMeta([0], ["p"], {"x": {}})
+Arguments = dict[str, Any]
+
+KV: dict[str, Arguments] = {
+    "kv_put": {"key": "a", "partition_id": "p", "fields": {"x": 1}, "tag": {"t": 1}, "data_parser": None},
+    "kv_batch_put": {"keys": ["a"], "partition_id": "p", "fields": ROWS, "tags": [{}], "data_parser": None},
+    "kv_batch_get": {"keys": ["a"], "partition_id": "p", "select_fields": None},
+    "kv_batch_get_by_meta": {"meta": tq.KVBatchMeta(["a"], [{}], "p", ["x"]), "select_fields": None},
+    "kv_list": {"partition_id": "p"},
+    "kv_clear": {"keys": ["a"], "partition_id": "p"},
+}
+CLIENT: dict[str, Arguments] = {
+    "get_meta": {
+        "data_fields": ["x"],
+        "batch_size": 1,
+        "partition_id": "p",
+        "mode": "fetch",
+        "task_name": "t",
+        "sampling_config": {},
+        "timeout": 0.05,
+    },
+    "put": {"data": ROWS, "metadata": None, "partition_id": "p", "data_parser": None},
+    "get_data": {"metadata": META},
+    "set_custom_meta": {"metadata": META},
+    "clear_samples": {"metadata": META},
+    "clear_partition": {"partition_id": "p"},
+    "get_production_status": {"data_fields": ["x"], "partition_id": "p"},
+    "get_consumption_status": {"task_name": "t", "partition_id": "p"},
+    "check_production_status": {"data_fields": ["x"], "partition_id": "p"},
+    "check_consumption_status": {"task_name": "t", "partition_id": "p"},
+    "reset_consumption": {"partition_id": "p", "task_name": None},
+    "get_partition_list": {},
+    "kv_retrieve_meta": {"keys": ["a"], "partition_id": "p", "create": False},
+    "kv_retrieve_keys": {"global_indexes": [0], "partition_id": "p"},
+    "kv_list": {"partition_id": "p"},
+}
+CALLS = [("tq", name) for name in KV] + [("client", name) for name in CLIENT]
+
+WRONG_TYPES: dict[str, list[Any]] = {
+    "key": [5, None, b"a"],
+    "keys": [5, ("a",), [1], [None], {"a": 1}],
+    "partition_id": [5, b"p"],
+    "fields": [5, [1], "x"],
+    "tag": [5, [1], {1: 2}, {"a": object()}],
+    "tags": [5, {"a": 1}, [5], [{1: 2}]],
+    "select_fields": [5, [5], {"x": 1}],
+    "meta": [5, None, "a"],
+    "data_fields": [5, "x", None, [5]],
+    "batch_size": [1.5, "1", None],
+    "mode": [5, None],
+    "task_name": [5],
+    "sampling_config": [5, [1], {1: 2}],
+    "timeout": ["soon"],
+    "data": [5, None, "x", [1]],
+    "metadata": [5, "rows"],
+    "data_parser": [5, "parser"],
+    "create": ["yes", 2],
+    "global_indexes": [1.5, "0", ["0"], [1.5], (0,)],
+}
+NOT_TYPE_ERRORS = {
+    ("kv_put", "fields"): ValueError,
+    ("kv_put", "data_parser"): RuntimeError,
+    ("kv_batch_put", "data_parser"): RuntimeError,
+    ("put", "data_parser"): RuntimeError,
+}
+"""Errors that 0.1.x raises in another class, which callers catch."""
+
+
+def arguments_of(owner: str, call: str) -> Arguments:
+    return (KV if owner == "tq" else CLIENT)[call]
+
+
+def wrong_types() -> list[tuple[str, str, str, Any]]:
+    return [
+        (owner, call, argument, value)
+        for owner, call in CALLS
+        for argument in arguments_of(owner, call)
+        for value in WRONG_TYPES[argument]
+        if not (call == "kv_batch_get_by_meta" and value == {"x": 1})
+    ]
+
+
+def invoke(owner: Any, call: str, twin: str, arguments: Arguments) -> Any:
+    if twin == "sync":
+        return getattr(owner, call)(**arguments)
+    return asyncio.run(getattr(owner, f"async_{call}")(**arguments))
+
+
+def owner_of(name: str) -> Any:
+    return tq if name == "tq" else tq.get_client()
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("owner", "call", "argument", "value"), wrong_types(), ids=lambda value: str(value).replace(" at 0x", "")[:24]
+)
+def test_a_wrong_type_is_refused_by_its_name(
+    queue: Stack, owner: str, call: str, argument: str, value: Any, twin: str
+) -> None:
+    expected = NOT_TYPE_ERRORS.get((call, argument), TypeError)
+    if argument in ("tag", "sampling_config") and isinstance(value, dict):
+        expected = (TypeError, ValueError)  # a dict, with something in it that cannot be
+    with pytest.raises(expected, match=argument) as caught:
+        invoke(owner_of(owner), call, twin, {**arguments_of(owner, call), argument: value})
+    assert isinstance(caught.value, tq.TransferQueueError)
+
+
+EMPTY: list[tuple[str, str, str, Any, str]] = [
+    ("tq", "kv_put", "partition_id", "", "partition_id must not be empty"),
+    ("tq", "kv_batch_put", "keys", [], "keys is an empty list"),
+    ("tq", "kv_batch_put", "tags", [], "tags.*does not match"),
+    ("tq", "kv_batch_put", "partition_id", "", "partition_id must not be empty"),
+    ("tq", "kv_batch_get", "keys", [], "keys is an empty list"),
+    ("tq", "kv_batch_get", "partition_id", "", "partition_id must not be empty"),
+    ("tq", "kv_batch_get_by_meta", "meta", tq.KVBatchMeta(), "partition_id"),
+    ("tq", "kv_batch_get_by_meta", "meta", tq.KVBatchMeta(partition_id="p"), "keys is an empty list"),
+    ("tq", "kv_clear", "keys", [], "keys is an empty list"),
+    ("tq", "kv_clear", "partition_id", "", "partition_id must not be empty"),
+    ("client", "get_meta", "partition_id", "", "partition_id must not be empty"),
+    ("client", "put", "metadata", tq.BatchMeta(), "metadata is empty"),
+    ("client", "put", "data", TensorDict({"x": torch.ones(0, 2)}, [0]), "data is empty"),
+    ("client", "put", "partition_id", None, "partition_id must be provided"),
+    ("client", "clear_partition", "partition_id", "", "partition_id must not be empty"),
+    ("client", "kv_retrieve_meta", "keys", [], "keys is an empty list"),
+    ("client", "kv_retrieve_keys", "global_indexes", [], "global_indexes is an empty list"),
+]
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(("owner", "call", "argument", "value", "text"), EMPTY, ids=[f"{c[1]}-{c[4]}" for c in EMPTY])
+def test_something_empty_is_refused_by_its_name(
+    queue: Stack, owner: str, call: str, argument: str, value: Any, text: str, twin: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        invoke(owner_of(owner), call, twin, {**arguments_of(owner, call), argument: value})
+
+
+NO_ROWS = "no rows"
+UNKNOWN: dict[str, Any] = {
+    "kv_batch_get": ValueError,
+    "kv_batch_get_by_meta": ValueError,
+    "kv_list": {},
+    "kv_clear": None,
+    "get_meta": WaitTimeoutError,
+    "get_data": (RuntimeError, KeyError),
+    "set_custom_meta": KeyError,
+    "clear_samples": None,
+    "clear_partition": None,
+    "get_production_status": (None, None),
+    "get_consumption_status": (None, None),
+    "check_production_status": False,
+    "check_consumption_status": False,
+    "reset_consumption": True,
+    "kv_retrieve_meta": NO_ROWS,
+    "kv_retrieve_keys": RuntimeError,
+}
+"""What a call on a partition that does not exist raises or returns."""
+
+
+def is_error(expected: Any) -> bool:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds)
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize("call", UNKNOWN)
+def test_an_unknown_partition_is_an_error_that_names_it_or_nothing(
+    queue: Stack, partition: str, call: str, twin: str
+) -> None:
+    owner, table = (tq, KV) if call in KV else (tq.get_client(), CLIENT)
+    arguments = dict(table[call])
+    if "partition_id" in arguments:
+        arguments["partition_id"] = partition
+    if "metadata" in arguments:
+        arguments["metadata"] = tq.BatchMeta([0], [partition], {"x": {}})
+    if "meta" in arguments:
+        arguments["meta"] = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
+    expected = UNKNOWN[call]
+    if is_error(expected):
+        with pytest.raises(expected, match=partition) as caught:
+            invoke(owner, call, twin, arguments)
+        assert isinstance(caught.value, tq.TransferQueueError)
+    else:
+        result = invoke(owner, call, twin, arguments)
+        assert result.size == 0 if expected is NO_ROWS else result == expected
+    assert partition not in tq.get_client().get_partition_list()
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_an_unknown_field_is_left_out_or_named(queue: Stack, partition: str, twin: str) -> None:
+    client = tq.get_client()
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+
+    def call(owner: Any, name: str, **arguments: Any) -> Any:
+        return invoke(owner, name, twin, arguments)
+
+    assert call(tq, "kv_batch_get", keys="a", partition_id=partition, select_fields="z").batch_size == torch.Size([0])
+    meta = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
+    with pytest.raises(InvalidInputError, match=r"select_fields.*'z'"):
+        call(tq, "kv_batch_get_by_meta", meta=meta, select_fields=["z"])
+    with pytest.raises(WaitTimeoutError, match="z"):
+        call(client, "get_meta", data_fields=["z"], batch_size=1, partition_id=partition, task_name="t", timeout=0.05)
+    found = call(
+        client, "get_meta", data_fields=["z"], batch_size=1, partition_id=partition, mode="force_fetch", timeout=0.0
+    )
+    assert (found.field_names, found.production_status.tolist()) == ([], [0])
+    with pytest.raises((ValueError, KeyError, RuntimeError), match="z") as caught:
+        call(client, "get_data", metadata=tq.BatchMeta(found.global_indexes, [partition], {"z": {}}))
+    assert isinstance(caught.value, tq.TransferQueueError)
+    assert call(client, "get_production_status", data_fields=["z"], partition_id=partition) == (None, None)
+    assert call(client, "check_production_status", data_fields=["z"], partition_id=partition) is False
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_a_wait_that_ends_without_rows_says_what_was_missing(queue: Stack, partition: str, twin: str) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    arguments = {**CLIENT["get_meta"], "partition_id": partition, "batch_size": 3, "timeout": 0.05}
+    with pytest.raises(RuntimeError, match="Timeout") as caught:
+        invoke(tq.get_client(), "get_meta", twin, arguments)
+    assert isinstance(caught.value, WaitTimeoutError)
+    assert all(text in str(caught.value) for text in (partition, "x", "3"))
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_a_closed_client_says_so_in_every_call(queue: Stack, monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
+    client = tq.TransferQueueClient("short", queue.address)
+    client.close()
+    client.close()
+    for call, arguments in CLIENT.items():
+        with pytest.raises(NotInitializedError, match=r"client short is closed.*init\(\)"):
+            invoke(client, call, twin, arguments)
+    with pytest.raises(NotInitializedError, match="closed"):
+        client.initialize_storage_manager("SimpleStorage", {"zmq_info": {}})
+    with pytest.raises(NotInitializedError, match="closed"):
+        assert client.metrics_endpoint
+    tq.close()
+    monkeypatch.delenv("TQ_CONTROLLER_ADDRESS")
+    for call, arguments in KV.items():
+        with pytest.raises(AssertionError, match="has not been initialized"):
+            invoke(tq, call, twin, arguments)
+    with pytest.raises(AssertionError, match=r"tq\.init\(\)"):
+        tq.get_client()
+
+
+@pytest.fixture
+def short_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """A queue of one test's own, with this process attached and requests that give up soon."""
+    tq.close()
+    monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "1")
+    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+    with running_stack(units=1, capacity="16Mi") as stack:
+        monkeypatch.setenv("TQ_CONTROLLER_ADDRESS", stack.address)
+        tq.init()
+        tq.kv_put("a", "p", {"x": torch.ones(2)})
+        yield stack
+        tq.close()
+
+
+def failures_of_all_calls() -> dict[str, BaseException | None]:
+    """What each call raised, blocking and awaited, all at once."""
+
+    def attempt(owner: str, call: str, twin: str) -> BaseException | None:
+        try:
+            invoke(owner_of(owner), call, twin, arguments_of(owner, call))
+        except tq.TransferQueueError as error:
+            return error
+        return None
+
+    cases = [(owner, call, twin) for owner, call in CALLS for twin in ("sync", "async")]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return dict(zip(map(".".join, cases), pool.map(lambda case: attempt(*case), cases), strict=True))
+
+
+def test_with_the_controller_gone_every_call_names_its_address_and_what_to_do(short_stack: Stack) -> None:
+    short_stack.controller.kill()
+    failures = failures_of_all_calls()
+    wrong = {
+        name: error
+        for name, error in failures.items()
+        if not (isinstance(error, ConnectionLostError) and short_stack.address in str(error))
+    }
+    assert wrong == {}
+    assert all(isinstance(error, RuntimeError) for error in failures.values())
+    short_stack.controller.spawn()
+    short_stack.controller.wait_ready()
+
+
+def test_with_a_silent_controller_every_call_gives_up_and_later_works_again(short_stack: Stack) -> None:
+    process = short_stack.controller.process
+    process.send_signal(signal.SIGSTOP)
+    failures = failures_of_all_calls()
+    process.send_signal(signal.SIGCONT)
+    wrong = {
+        name: error
+        for name, error in failures.items()
+        if not (isinstance(error, (WaitTimeoutError, ConnectionLostError)) and short_stack.address in str(error))
+    }
+    assert wrong == {}
+
+    def works() -> bool:  # what the calls had asked for may still be carried out, the clearing of rows too
+        try:
+            tq.kv_put("b", "other", {"x": torch.ones(2)})
+            return tq.kv_batch_get("b", "other")["x"].values().tolist() == [1.0, 1.0]
+        except (WaitTimeoutError, ConnectionLostError):
+            return False
+
+    wait_until(works, "the client works again", 60)
+
+
+INIT = [("conf", 5), ("conf", "host:1"), ("conf", ["x"])]
+
+
+@pytest.mark.parametrize(("argument", "value"), INIT)
+def test_init_refuses_a_wrong_conf_by_its_name(argument: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQ_CONTROLLER_ADDRESS", raising=False)
+    with pytest.raises(InvalidTypeError, match=argument):
+        tq.init(value)
+
+
+CONSTRUCTOR: list[tuple[str, Any, type[Exception]]] = [
+    ("client_id", 5, TypeError),
+    ("controller_info", None, ValueError),
+    ("controller_info", 5, TypeError),
+    ("controller_info", "nowhere", ValueError),
+    ("zmq_io_threads", 0, ValueError),
+    ("zmq_io_threads", "many", TypeError),
+    ("zmq_max_sockets", -1, ValueError),
+]
+
+
+@pytest.mark.parametrize("kind", [tq.TransferQueueClient, tq.AsyncTransferQueueClient])
+@pytest.mark.parametrize(("argument", "value", "error"), CONSTRUCTOR)
+def test_a_client_refuses_a_wrong_argument_by_its_name(
+    kind: Any, argument: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=argument) as caught:
+        kind(**{"client_id": "c", "controller_info": "127.0.0.1:1", argument: value})
+    assert isinstance(caught.value, tq.TransferQueueError)

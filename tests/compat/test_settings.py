@@ -1,0 +1,193 @@
+"""Every setting of ``init(conf)`` takes effect, or is refused or warned of by its name."""
+
+from __future__ import annotations
+
+import importlib.resources
+import logging
+import socket
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import transfer_queue as tq
+from tests.integration.stack import Stack
+from tests.integration.test_client_process import own_errors, run_python
+from transfer_queue.config.server_info import Role, ZMQServerInfo
+from transfer_queue.config.settings import check_settings
+from transfer_queue.sampler import GRPOGroupNSampler
+
+SMALL = {"num_data_storage_units": 1, "unit_capacity": "16Mi"}
+PACKAGED: Any = OmegaConf.to_container(
+    OmegaConf.create(importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text())
+)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process without a queue, which a test may start one in."""
+    monkeypatch.delenv("TQ_CONTROLLER_ADDRESS", raising=False)
+    monkeypatch.delenv("TQ_CONFIG_FILE", raising=False)
+    yield
+    tq.close()
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+REFUSED = [
+    ("layout", "square", "jagged or dense"),
+    ("metrics.enabled", "maybe", "true or false"),
+    ("metrics.port", 70000, "from 0 to 65535"),
+    ("controller.polling_mode", 3, "true or false"),
+    ("controller.sampler", "NoSuchSampler", "Could not find sampler"),
+    ("backend.storage_backend", "Nowhere", "Missing key"),
+    ("backend.storage_backend", "RayStore", "cannot be started by init"),
+    ("backend.SimpleStorage.num_data_storage_units", 0, "from 1"),
+    ("backend.SimpleStorage.total_storage_size", -5, "from 1"),
+    ("backend.SimpleStorage.ssd_offload.enabled", True, "not available"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "text"), REFUSED, ids=[f"{path}={value}" for path, value, _ in REFUSED])
+def test_a_setting_that_cannot_be_is_refused_by_its_name(alone: None, path: str, value: object, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as caught:
+        tq.init(nested(path, value))
+    assert path in str(caught.value)
+    assert isinstance(caught.value, tq.TransferQueueError)
+
+
+def test_an_unknown_backend_is_a_missing_key_as_it_was(alone: None) -> None:
+    with pytest.raises(KeyError, match="Missing key"):
+        tq.init({"backend": {"storage_backend": "Nowhere"}})
+
+
+def test_a_sampler_of_a_wrong_type_is_refused_before_anything_starts(alone: None) -> None:
+    conf = OmegaConf.create({"controller": {"sampler": int}}, flags={"allow_objects": True})
+    with pytest.raises(TypeError, match=r"controller\.sampler"):
+        tq.init(conf)
+
+
+@pytest.mark.parametrize("name", ["required_node_resource", "zmq_info", "storage_unit_infos"])
+def test_a_setting_without_effect_is_warned_of_by_its_name(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name} has no effect"):
+        check_settings(nested(f"backend.SimpleStorage.{name}", "gpu"), PACKAGED)
+
+
+def test_an_unknown_setting_is_kept_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_settings({"controller": {"pollingmode": True}, "trainer": {"own": 1}}, PACKAGED)
+    assert [record.getMessage().split(" is not")[0] for record in caplog.records] == ["conf: controller.pollingmode"]
+    assert "controller.polling_mode" in caplog.text
+
+
+def test_every_setting_at_its_default_passes_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    check_settings(PACKAGED, PACKAGED)
+    assert caplog.records == []
+
+
+def test_settings_take_effect_and_let_another_process_attach(alone: None) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    conf = OmegaConf.create(
+        {
+            "layout": "dense",
+            "metrics": {"enabled": True, "port": port},
+            "controller": {"sampler": GRPOGroupNSampler(2), "polling_mode": True},
+            "backend": {"SimpleStorage": {**SMALL, "num_data_storage_units": 2, "total_storage_size": 6}},
+            "trainer": {"own": 1},
+        },
+        flags={"allow_objects": True},
+    )
+    merged = tq.init(conf)
+    assert isinstance(merged, DictConfig)
+    assert merged.trainer.own == 1
+    assert merged.metrics.endpoint == tq.get_metrics_endpoint() == f"127.0.0.1:{port}"
+    with urllib.request.urlopen(f"http://{merged.metrics.endpoint}/metrics", timeout=30) as answer:
+        assert b"tq_clients_connected" in answer.read()
+    assert isinstance(merged.controller.zmq_info, ZMQServerInfo)
+    assert merged.controller.zmq_info.role is Role.CONTROLLER
+    assert sorted(merged.backend.SimpleStorage.zmq_info) == ["storage-0", "storage-1"]
+
+    tq.kv_batch_put(["a", "b"], "p", tensors(2))
+    assert tq.kv_batch_get(["a", "b"], "p")["x"].tolist() == [[0.0, 1.0], [2.0, 3.0]]  # dense
+    client = tq.get_client()
+    assert client.get_meta(["x"], 4, "p", task_name="t").size == 0  # polling: at once
+    with pytest.raises(RuntimeError, match="multiple of n_samples_per_prompt"):
+        client.get_meta(["x"], 3, "p", task_name="t")
+    assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 1]
+    with pytest.raises(RuntimeError, match="capacity"):
+        tq.kv_batch_put([str(number) for number in range(5)], "p", tensors(5))
+
+    elsewhere = f"""
+import transfer_queue as tq
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
+conf = {{"layout": "dense", "security": {{"allowPickle": True}}, "controller": {{"zmq_info": {info_code(merged)}}}}}
+assert tq.init(conf) is conf
+assert tq.get_metrics_endpoint() == "127.0.0.1:{port}"
+assert tq.kv_batch_get("b", "p")["x"].tolist() == [[2.0, 3.0]]
+"""
+    result = run_python(elsewhere)
+    assert (result.returncode, own_errors(result)) == (0, [])
+
+
+def info_code(merged: DictConfig) -> str:
+    info = merged.controller.zmq_info
+    return f"ZMQServerInfo({str(info.role)!r}, {info.id!r}, {info.ip!r}, {info.ports!r})"
+
+
+def tensors(rows: int) -> Any:
+    from tensordict import TensorDict
+
+    return TensorDict({"x": torch.arange(2.0 * rows).reshape(rows, 2)}, batch_size=[rows])
+
+
+def test_metrics_are_off_unless_they_are_asked_for(alone: None) -> None:
+    assert tq.get_metrics_endpoint() is None
+    merged = tq.init({"backend": {"SimpleStorage": SMALL}})
+    assert merged is not None
+    assert "endpoint" not in merged.metrics
+    assert tq.get_metrics_endpoint() is None
+    tq.close()
+    assert tq.get_metrics_endpoint() is None
+
+
+def test_a_process_that_never_called_init_finds_the_metrics_of_a_running_queue(stack: Stack) -> None:
+    code = "import transfer_queue as tq; print(tq.get_metrics_endpoint())"
+    assert run_python(code, stack).stdout.strip() == stack.controller.ready["metrics"]
+
+
+def test_the_variables_of_earlier_releases_are_tolerated(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = ["TQ_NUM_THREADS", "TQ_PRE_ALLOC_SAMPLE_NUM", "TQ_CLIENT_ZMQ_IO_THREADS", "TQ_CONTROLLER_ZMQ_MAX_SOCKETS"]
+    others = {"TQ_ZERO_COPY_SERIALIZATION": "True", "TQ_UNKNOWN": "?", "MC_GID_INDEX": "3", "MC_STORE_MEMCPY": "0"}
+    addresses = {"LOCAL_IP": "127.0.0.1", "HEAD_IP": "h", "MC_TCP_BIND_ADDRESS": "127.0.0.1", "TQ_MC_RPC_PORT": "1"}
+    for name, value in (dict.fromkeys(counts, "4") | others | addresses | {"TQ_LOGGING_LEVEL": "WARN"}).items():
+        monkeypatch.setenv(name, value)
+    client = tq.TransferQueueClient("other", queue.address)
+    meta = client.put(tensors(2), partition_id=partition)
+    assert client.get_data(meta)["x"].values().tolist() == [0.0, 1.0, 2.0, 3.0]
+    client.close()
+
+
+def test_the_layout_can_be_chosen_from_outside(queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = tq.get_client().put(tensors(2), partition_id=partition)
+    nested = {}
+    for layout in ("dense", "jagged"):
+        monkeypatch.setenv("TQ_LAYOUT", layout)
+        client = tq.TransferQueueClient("other", queue.address)
+        nested[layout] = client.get_data(meta)["x"].is_nested
+        client.close()
+    assert nested == {"dense": False, "jagged": True}
+    monkeypatch.setenv("TQ_LAYOUT", "square")
+    with pytest.raises(ValueError, match="TQ_LAYOUT"):
+        tq.TransferQueueClient("other", queue.address)

@@ -1,0 +1,84 @@
+"""``initialize_storage_manager``: which backends 0.1.x names how, and the layout that goes with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from transfer_queue.client.parser import DataParser
+from transfer_queue.errors import ConfigError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from transfer_queue.client.client import AsyncTransferQueueClient
+    from transfer_queue.metadata import BatchMeta
+
+__all__ = ["MANAGER_TYPES", "ClientStorageManager", "UnknownManagerError", "check_manager_config", "manager_layout"]
+
+MANAGER_TYPES: dict[str, tuple[str, ...]] = {
+    "SimpleStorage": ("SimpleStorage", "AsyncSimpleStorageManager"),
+    "MooncakeStore": ("MooncakeStore", "MooncakeStorageManager"),
+    "Yuanrong": ("Yuanrong", "YuanrongStorageManager"),
+    "RayStore": ("RayStore", "RayStorageManager"),
+}
+"""Backend -> its names from 0.1.6 on, and in 0.1.5."""
+
+
+class UnknownManagerError(ConfigError, AssertionError):
+    """What 0.1.5 (ValueError) and 0.1.11 (AssertionError) raise for an unknown manager."""
+
+
+class ClientStorageManager:
+    """``client.storage_manager``: the client's own way to storage, by the names of 0.1.x."""
+
+    def __init__(self, client: AsyncTransferQueueClient, manager_type: str, config: Mapping[str, Any]) -> None:
+        self.manager_type = manager_type
+        self.config = config
+        self._client = client
+
+    async def put_data(self, data: TensorDict, metadata: BatchMeta, data_parser: DataParser | None = None) -> None:
+        """Write ``data`` to the rows of ``metadata``; see ``TransferQueueClient.put``."""
+        await self._client.async_put(data, metadata, data_parser=data_parser)
+
+    async def get_data(self, metadata: BatchMeta) -> TensorDict:
+        """See ``TransferQueueClient.get_data``."""
+        return await self._client.async_get_data(metadata)
+
+    async def clear_data(self, metadata: BatchMeta) -> None:
+        """See ``TransferQueueClient.clear_samples``."""
+        await self._client.async_clear_samples(metadata)
+
+    def close(self) -> None:
+        """Nothing to give up: the connections are the client's."""
+
+
+def check_manager_config(manager_type: object, config: object) -> Mapping[str, Any]:
+    """Raises UnknownManagerError; InvalidTypeError; ConfigError where the units' addresses are missing."""
+    if not isinstance(manager_type, str):
+        raise InvalidTypeError(f"manager_type must be a string, not {type(manager_type).__name__}")
+    if not any(manager_type in names for names in MANAGER_TYPES.values()) and manager_type != "KVStorageManager":
+        known = sorted(name for names in MANAGER_TYPES.values() for name in names)
+        raise UnknownManagerError(
+            f"Unknown manager_type: {manager_type!r}; there are {', '.join(known)}. A backend of your own is "
+            "plugged in through the entry-point group transfer_queue.backends"
+        )
+    if not isinstance(config, Mapping):
+        raise InvalidTypeError(f"config must be a mapping, not {type(config).__name__}")
+    if manager_type in MANAGER_TYPES["SimpleStorage"] and "zmq_info" not in config:
+        if "storage_unit_infos" not in config:
+            raise ConfigError("config: zmq_info is missing: the addresses of the storage units by name")
+        if manager_type == "SimpleStorage":
+            warnings.warn("config: storage_unit_infos is called zmq_info now", DeprecationWarning, stacklevel=4)
+    return config
+
+
+def manager_layout(manager_type: str, config: Mapping[str, Any]) -> Literal["jagged", "dense"] | None:
+    """The layout that a client gets: as ``config["layout"]`` says; dense for the names of 0.1.5; else as it is."""
+    layout = config.get("layout")
+    if layout is not None:
+        if layout not in ("jagged", "dense"):
+            raise ConfigError(f"config: layout must be jagged or dense, not {layout!r}")
+        return "dense" if layout == "dense" else "jagged"
+    return "dense" if manager_type.endswith("StorageManager") else None

@@ -1,0 +1,89 @@
+"""The settings of ``init(conf)``: each takes effect, or is refused or warned of by its name."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from transfer_queue.errors import ConfigError
+
+__all__ = ["check_settings"]
+
+log = logging.getLogger(__name__)
+
+SIMPLE = "backend.SimpleStorage"
+_IN_EFFECT = ("controller", "metrics", SIMPLE)
+"""Sections whose entries are looked at: other backends' are not used where ``init`` starts a queue in memory."""
+_ADDED = {"metrics.endpoint", "controller.addresses"}
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[object], str]:
+    def fault(value: object) -> str:
+        ok = type(value) is int and value >= least and (most is None or value <= most)
+        return "" if ok else f"must be a whole number from {least}" + (f" to {most}" if most is not None else " on")
+
+    return fault
+
+
+def _flag(value: object) -> str:
+    return "" if isinstance(value, bool) else "must be true or false"
+
+
+def _never(reason: str) -> Callable[[object], str]:
+    return lambda value: "" if value is False else reason
+
+
+_CHECKS: dict[str, Callable[[object], str]] = {
+    "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
+    "metrics.enabled": _flag,
+    "metrics.port": _whole(0, 65535),
+    "controller.polling_mode": _flag,
+    f"{SIMPLE}.num_data_storage_units": _whole(1),
+    f"{SIMPLE}.total_storage_size": _whole(1),
+    f"{SIMPLE}.ssd_offload.enabled": _never(
+        "is not available; leave it false and give the storage units enough memory with unit_capacity"
+    ),
+}
+_WITHOUT_EFFECT = {
+    f"{SIMPLE}.required_node_resource": "the storage units of a queue on one machine all run on this node",
+    f"{SIMPLE}.zmq_info": "it is filled in with the units that are started",
+    f"{SIMPLE}.storage_unit_infos": "the units are those that are started",
+}
+
+
+def check_settings(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Look at what a caller set. ``known``: the packaged defaults, which name every entry there is.
+
+    Raises ConfigError naming the entry. Warns (UserWarning) of entries without effect; logs unknown ones, which are
+    kept, since programs put their own there.
+    """
+    entries = dict(_leaves(known))
+    for path, value in _leaves(given):
+        if value is None:
+            continue
+        if path in _CHECKS:
+            fault = _CHECKS[path](value)
+            if fault:
+                raise ConfigError(f"{path}: {fault}; got {value!r}")
+        elif path in _WITHOUT_EFFECT or path.rpartition(".")[0] in _WITHOUT_EFFECT:
+            reason = _WITHOUT_EFFECT.get(path) or _WITHOUT_EFFECT[path.rpartition(".")[0]]
+            warnings.warn(f"conf: {path} has no effect: {reason}", stacklevel=6)
+        elif path.startswith(tuple(f"{section}." for section in _IN_EFFECT)) and not _is_known(path, entries):
+            siblings = sorted(name for name in entries if name.rpartition(".")[0] == path.rpartition(".")[0])
+            log.warning("conf: %s is not a setting and has no effect; near it there are: %s", path, ", ".join(siblings))
+
+
+def _is_known(path: str, entries: Mapping[str, Any]) -> bool:
+    return path in entries or path in _ADDED or path.startswith("controller.sampler")
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of everything that is not a section."""
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
