@@ -97,7 +97,7 @@ def test_full_disk_is_a_capacity_error_that_names_the_folder_and_nothing_is_lost
     for unit in servers._units:  # writes beyond it fail, as on a full disk
         resource.prlimit(unit.pid, resource.RLIMIT_FSIZE, (24 * MIB, 24 * MIB))
     stored = 0
-    with pytest.raises(CapacityError, match=rf"capacity.*ssdOffload.path {tmp_path}/spill takes no more"):
+    with pytest.raises(CapacityError, match=rf"capacity.*ssdOffload.path {tmp_path}/spill takes no more"):  # noqa: PT012
         for number in range(BATCHES):
             tq.kv_batch_put(keys(number), partition, batch(number))
             stored = number + 1
