@@ -109,6 +109,15 @@ class LoadedBatch:
         """Bytes of the blocks that are involved: an upper bound of what ``decode`` copies."""
         return sum(block.view.nbytes for block in self._fetched.blocks) if self._fetched else 0
 
+    def column_bytes(self, field: str) -> bytes:
+        """The stored bytes of a dense field, block by block, without torch."""
+        if self._fetched is None:
+            return b""
+        blocks = zip(self._fetched.blocks, self._plan.fields, strict=True)
+        return b"".join(
+            block.view.column(field).take(block.rows).values.tobytes() for block, names in blocks if field in names
+        )
+
     def decode(self, form: Form) -> TensorDict:
         """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
         return self.decode_together([(np.arange(self.rows), self)], form)

@@ -324,6 +324,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def _pump(self) -> None:
+        if self._transport.is_closing():  # the peer is gone, and connection_lost about to say so
+            return
         queue = self._queue
         while queue and not self._paused:
             frames: list[Buffer] = []

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from transfer_queue.config.document import Document, load_document
 from transfer_queue.errors import TransferQueueError
 
-__all__ = ["announce_ready", "new_event_loop", "run_process"]
+__all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "run_process"]
 
 D = TypeVar("D", bound=Document)
 
@@ -33,6 +34,14 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def allow_descriptors() -> int:
+    """Let this process have as many open files as it may: each connection is one. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
 def announce_ready(**facts: Any) -> None:
     """Print the one line on stdout that tells a launcher where this process serves."""
     print("READY " + json.dumps({**facts, "pid": os.getpid()}), flush=True)
@@ -47,6 +56,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
     parser.add_argument("--config", required=True, help="YAML or JSON file of settings")
     parser.add_argument("--die-with-parent", action="store_true", help="end when standard input reaches its end")
     arguments = parser.parse_args()
+    allow_descriptors()
     loop = new_event_loop()
     stop = asyncio.Event()
     try:

@@ -8,6 +8,7 @@ further frames, so that short messages pass between the pieces of long ones.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,16 @@ _DIRECT = 32 << 10
 """From this many outstanding payload bytes on they go straight into the target, not through the staging buffer."""
 
 Buffer = memoryview | bytes | bytearray
+_of_thread = threading.local()
+
+
+def _thread_staging() -> memoryview:
+    """Where all readers of a thread receive. Most keep nothing there from one read to the next: thousands of idle
+    connections share one buffer, and a busy process one that is warm."""
+    staging: memoryview | None = getattr(_of_thread, "staging", None)
+    if staging is None:
+        staging = _of_thread.staging = memoryview(bytearray(_STAGING))
+    return staging
 
 
 class ProtocolError(RequestError):
@@ -133,7 +144,8 @@ class Incoming:
 class MessageReader:
     """Turns received bytes into messages.
 
-    The host asks ``buffer()`` where to receive and then calls ``received(n)``. ``choose(envelope, nbytes)`` names the
+    The host asks ``buffer()`` where to receive and then calls ``received(n)``, in one thread and with no other reader's
+    turn between the two. ``choose(envelope, nbytes)`` names the
     buffer a payload goes to; if it raises, the payload is thrown away and the message arrives with ``refused`` set.
     """
 
@@ -146,7 +158,7 @@ class MessageReader:
         self._decoder = decoder
         self._choose = choose
         self._limits = limits
-        self._staging = memoryview(bytearray(_STAGING))
+        self._staging = _thread_staging()
         self._start = self._end = 0
         self._streams: dict[int, Incoming] = {}
         self._current: Incoming | None = None
@@ -161,8 +173,9 @@ class MessageReader:
             target, filled = self._current.target, self._current.filled
             if target is not None:
                 return target[filled : filled + self._left]
-            return self._staging[: min(self._left, len(self._staging))]
+            return _thread_staging()[: min(self._left, _STAGING)]
         if self._start == self._end:
+            self._staging = _thread_staging()
             self._start = self._end = 0
         return self._staging[self._end :]
 
@@ -180,6 +193,7 @@ class MessageReader:
                 self._start += size
                 self._advance(size, complete)
             elif not self._begin_frame(complete):
+                self._keep_rest()
                 break
         return complete
 
@@ -277,6 +291,15 @@ class MessageReader:
         if incoming is None:
             raise ProtocolError(f"continuation of unknown message {envelope.id}")
         return incoming
+
+    def _keep_rest(self) -> None:
+        """Part of a header is here: others may not receive over it."""
+        if self._staging is _thread_staging():
+            pending = self._end - self._start
+            own = memoryview(bytearray(_STAGING))
+            own[:pending] = self._staging[self._start : self._end]
+            self._staging = own
+            self._start, self._end = 0, pending
 
     def _make_room(self, needed: int) -> None:
         """Room for ``needed`` bytes from ``_start`` on; grows with the bytes that came, not with what is claimed."""

@@ -232,3 +232,25 @@ def test_a_storage_unit_does_not_take_controller_commands() -> None:
 def test_the_handshake_says_its_protocol_even_where_the_other_side_would_assume_it() -> None:
     for message in (Hello("client", "me"), Welcome("controller")):
         assert msgspec.msgpack.decode(ENCODER.encode(message))["protocol"] == PROTOCOL
+
+
+def test_readers_of_a_thread_share_a_buffer_but_for_the_rest_of_a_header() -> None:
+    def reader() -> MessageReader:
+        return MessageReader(msgspec.msgpack.Decoder(Envelope[Hello]), lambda envelope, nbytes: None)
+
+    def feed(into: MessageReader, data: bytes) -> list[Incoming]:
+        into.buffer()[: len(data)] = data
+        return into.received(len(data))
+
+    frames = [
+        bytes(MessageWriter(ENCODER, Envelope(Kind.REQUEST, 7, 0, Hello("client", name))).next_frame(ENCODER)[0])
+        for name in ("first", "second")
+    ]
+    first, second = reader(), reader()
+    assert first.buffer().obj is second.buffer().obj
+    assert feed(first, frames[0][:21]) == []
+    [got] = feed(second, frames[1])
+    assert got.envelope.body == Hello("client", "second")
+    [got] = feed(first, frames[0][21:])
+    assert got.envelope.body == Hello("client", "first")
+    assert first.buffer().obj is second.buffer().obj

@@ -1,0 +1,163 @@
+"""Many clients of one queue: ``python -m bench.clients [--clients 8192] [--processes 4]``.
+
+Starts a controller and two storage units on this machine. Each client is an engine of its own, with its own connections
+to the controller and to the units it uses, over TCP; all clients of a process share its one I/O loop. Each puts a row
+of 1 KB and gets it back, again and again, all at once, and checks the bytes. Prints one JSON object: connections,
+operations per second, resident bytes of the servers and of the client processes for each client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import multiprocessing
+import sys
+import time
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy as np
+import psutil
+
+from transfer_queue.client.engine import Engine
+from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.columns.column import ColumnView
+from transfer_queue.control.commands import Commit, Lookup
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.runtime.process import allow_descriptors, new_event_loop
+
+ROW_BYTES = 1024
+OPENING = 256
+"""Clients that attach at the same moment."""
+TIMEOUT_S = 300.0
+SPARE_DESCRIPTORS = 512
+
+
+def own_bytes(process: psutil.Process) -> int:
+    """Resident bytes that are not shared with others: without the arena, which grows to its size in the background."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
+async def run_copy(function: Any) -> Any:
+    return function()
+
+
+def row(number: int, turn: int) -> EncodedBlock:
+    """1 KB that no other client and turn has."""
+    values = np.full(ROW_BYTES // 8, number * 1_000_003 + turn, np.int64)
+    schema = FieldSchema("x", "dense", "int64", (ROW_BYTES // 8,))
+    return EncodedBlock(1, [ColumnView(schema, 1, [values.view(np.uint8)], None)])
+
+
+async def one_turn(engine: Engine, number: int, turn: int) -> None:
+    key = f"k{number}"
+    block = row(number, turn)
+    await engine.put(block, Commit("clients", keys=[key], wait_s=TIMEOUT_S), timeout_s=TIMEOUT_S)
+    lookup = Lookup("clients", keys=[key], require_ready=True)
+    loaded = await engine.load(await engine.lookup(lookup, TIMEOUT_S), ["x"], lookup, TIMEOUT_S)
+    try:
+        if loaded.column_bytes("x") != block.column("x").values.tobytes():
+            raise SystemExit(f"client {number} got other bytes than it put in turn {turn}")
+    finally:
+        loaded.release()
+
+
+async def attach_all(address: str, numbers: range) -> list[Engine]:
+    engines = [Engine([address], f"client{number}", run_copy) for number in numbers]
+    for start in range(0, len(engines), OPENING):
+        await asyncio.gather(*(engine.open(TIMEOUT_S) for engine in engines[start : start + OPENING]))
+    return engines
+
+
+async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
+    """One process's share. Talks to the parent between the phases, so that all processes work at the same time."""
+    loop = asyncio.get_running_loop()
+
+    async def phase(report: Any) -> None:
+        pipe.send(report)
+        await loop.run_in_executor(None, pipe.recv)
+
+    before = own_bytes(psutil.Process())
+    engines = await attach_all(address, numbers)
+    await asyncio.gather(*(one_turn(engine, number, -1) for engine, number in zip(engines, numbers, strict=True)))
+    sockets = sum(len(engine.descriptors()) for engine in engines)
+    await phase({"sockets": sockets, "rss": own_bytes(psutil.Process()) - before})
+
+    async def work(engine: Engine, number: int) -> None:
+        for turn in range(turns):
+            await one_turn(engine, number, turn)
+
+    start = time.perf_counter()
+    await asyncio.gather(*map(work, engines, numbers))
+    await phase({"seconds": time.perf_counter() - start})
+    for engine in engines:
+        await engine.close()
+
+
+def client_process(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
+    allow_descriptors()
+    loop = new_event_loop()
+    loop.run_until_complete(clients(address, numbers, turns, pipe))
+    loop.close()
+
+
+def measure(count: int, processes: int, turns: int) -> dict[str, Any]:
+    """Raises SystemExit if this process may not open as many files as the clients need."""
+    limit = allow_descriptors()
+    if count + SPARE_DESCRIPTORS > limit:
+        sys.exit(f"{count} connections need more than the {limit} open files that are allowed here (ulimit -Hn)")
+    plan = default_plan(units=2).with_backend_settings({"sharedMemory": False})
+    stack = LocalStack(plan).start()
+    context = multiprocessing.get_context("spawn")
+    workers = []
+    try:
+        servers = {process.name: psutil.Process(process.pid) for process in stack.processes if process.pid}
+        before = {name: own_bytes(process) for name, process in servers.items()}
+        bounds = [count * number // processes for number in range(processes + 1)]
+        pipes = []
+        for start, stop in itertools.pairwise(bounds):
+            mine, theirs = context.Pipe()
+            arguments = (stack.controller_address, range(start, stop), turns, theirs)
+            workers.append(context.Process(target=client_process, args=arguments, daemon=True))
+            workers[-1].start()
+            theirs.close()
+            pipes.append(mine)
+        attached = [pipe.recv() for pipe in pipes]
+        after = {name: own_bytes(process) for name, process in servers.items()}
+        for pipe in pipes:
+            pipe.send("work")
+        worked = [pipe.recv() for pipe in pipes]
+        for pipe in pipes:
+            pipe.send("close")
+        for worker in workers:
+            worker.join(TIMEOUT_S)
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+        stack.stop()
+    return {
+        "clients": count,
+        "processes": processes,
+        "connections": sum(report["sockets"] for report in attached),
+        "operations_per_s": round(2 * count * turns / max(report["seconds"] for report in worked)),
+        "server_bytes_per_client": {name: round((after[name] - before[name]) / count) for name in servers},
+        "client_bytes_per_client": round(sum(report["rss"] for report in attached) / count),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1024)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=5)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.clients, arguments.processes, arguments.turns), indent=1))
+
+
+if __name__ == "__main__":
+    main()
