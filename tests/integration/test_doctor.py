@@ -22,6 +22,7 @@ from transfer_queue.cli.doctor_machine import MINIMUM_VERSIONS
 from transfer_queue.storage.mooncake.master import MasterProcess
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
+pytestmark = pytest.mark.timeout(600)  # each test starts processes, on whatever machine
 Findings = list[dict[str, str]]
 
 
@@ -41,7 +42,7 @@ class Doctor:
 
     def start(self, *arguments: str, through: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = [*through, sys.executable, "-m", "transfer_queue.cli", "doctor", *arguments]
-        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=250, check=False)
 
     def resource(self, backend: dict[str, Any] | None = None, **storage: Any) -> str:
         file = self.folder / "queue.yaml"

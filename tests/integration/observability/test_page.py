@@ -25,6 +25,7 @@ from transfer_queue.cli.top import draw_picture
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.web import CONTENT_POLICY, read_pages
 
+pytestmark = pytest.mark.timeout(600)  # each test starts processes, on whatever machine
 TOP_PICTURE = ROOT / "docs" / "pictures" / "top.svg"
 PICTURE = ROOT / "docs" / "pictures" / "page.png"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome", "chromium-browser")
@@ -80,7 +81,7 @@ def browse(stack: Stack, folder: Path, *arguments: str) -> str:
         f"http://{stack.controller.ready['metrics']}/",
     ]
     environ = {**os.environ, "HOME": str(folder), "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert "Content Security Policy" not in done.stderr
     assert "Uncaught" not in done.stderr
