@@ -47,6 +47,11 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
         "UNIT": "transfer_queue.storage.mooncake.unit",
         "TESTING": "transfer_queue.storage.mooncake.testing",
     },
+    "yuanrong": {
+        "CLIENT": "transfer_queue.storage.yuanrong.client",
+        "UNIT": "transfer_queue.storage.yuanrong.unit",
+        "TESTING": "transfer_queue.storage.yuanrong.testing",
+    },
 }
 
 
