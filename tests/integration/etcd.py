@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-__all__ = ["running_etcd"]
+__all__ = ["etcd_binary", "running_etcd"]
 
 
-def _binary() -> str:
+def etcd_binary() -> str:
     """From the PATH, or the test cluster's build."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     built = sorted(cache.glob("transferqueue/cluster/*/bin/etcd"))
@@ -43,7 +43,7 @@ def running_etcd(folder: Path) -> Iterator[str]:
     }
     with (folder / "etcd.log").open("wb") as log:
         process = subprocess.Popen(
-            [_binary(), *(f"--{name}={value}" for name, value in arguments.items())], stdout=log, stderr=log
+            [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())], stdout=log, stderr=log
         )
     try:
         wait_until(lambda: process.poll() is not None or _is_healthy(client), "etcd serves", 60)

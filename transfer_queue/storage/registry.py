@@ -51,6 +51,11 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
         "CLIENT": "transfer_queue.storage.ray.client",
         "UNIT": "transfer_queue.storage.ray.unit",
     },
+    "yuanrong": {
+        "CLIENT": "transfer_queue.storage.yuanrong.client",
+        "UNIT": "transfer_queue.storage.yuanrong.unit",
+        "TESTING": "transfer_queue.storage.yuanrong.testing",
+    },
 }
 
 

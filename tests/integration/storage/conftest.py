@@ -9,9 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.etcd import etcd_binary
+
 ROOT = Path(__file__).resolve().parents[3]
+ETCD = Path(etcd_binary()).parent
 SUITE = "transfer_queue.storage.conformance"
 Run = Callable[..., "dict[str, str]"]
+
+
+CASES = 29
+"""Of the suite; the same ids for every backend."""
+# openYuanrong has no wheel for Python 3.13.
+collect_ignore = ["test_yuanrong.py"] if sys.version_info >= (3, 13) else []
+
+
+def assert_all_passed(outcomes: dict[str, str]) -> None:
+    assert set(outcomes.values()) == {"PASSED"}
+    assert len(outcomes) == CASES
 
 
 @pytest.fixture
@@ -33,7 +47,7 @@ def run_conformance(tmp_path: Path) -> Run:
         ]
         done = subprocess.run(
             [*command, "--pyargs", SUITE, f"--backend={backend}"],
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "PATH": f"{os.environ['PATH']}{os.pathsep}{ETCD}"},
             cwd=tmp_path,
             capture_output=True,
             text=True,

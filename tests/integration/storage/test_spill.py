@@ -14,12 +14,14 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.waiting import wait_until
 from transfer_queue.errors import CapacityError, StartError
-from transfer_queue.storage.conformance.servers import CAPACITY, Servers
+from transfer_queue.storage.conformance.servers import Servers
 
 MIB = 1 << 20
+CAPACITY = 16 * MIB
 ROWS = 8
-BATCHES = 3 * 2 * CAPACITY // (ROWS * MIB)
-"""As many batches of 8 MiB as make three times the memory of both units."""
+ROW_BYTES = MIB // 4
+BATCHES = 2 * 2 * CAPACITY // (ROWS * ROW_BYTES)
+"""As many batches of 2 MiB as make twice the memory of both units."""
 
 StartQueue = Callable[..., Servers]
 
@@ -31,7 +33,7 @@ def start_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
 
     def start(**changes: Any) -> Servers:
         offload = {"enabled": True, "path": str(tmp_path / "spill"), **changes.pop("offload", {})}
-        servers = Servers("simple", {"ssdOffload": offload, **changes}, tmp_path)
+        servers = Servers("simple", {"ssdOffload": offload, **changes}, tmp_path, CAPACITY)
         started.append(servers)
         tq.init({"controller": {"addresses": [servers.address]}})
         return servers
@@ -44,7 +46,7 @@ def start_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
 
 def batch(number: int) -> TensorDict:
     generator = torch.Generator().manual_seed(number)
-    large = torch.randint(0, 255, (ROWS, MIB), dtype=torch.uint8, generator=generator)
+    large = torch.randint(0, 255, (ROWS, ROW_BYTES), dtype=torch.uint8, generator=generator)
     return TensorDict({"large": large, "small": torch.arange(ROWS) + number}, batch_size=[ROWS])
 
 
@@ -71,13 +73,13 @@ def read_and_compare(number: int, partition: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"sharedMemory": False}], ids=["shared-memory", "tcp"])
-def test_three_times_the_memory_comes_back_equal_and_the_disk_is_given_back(
+def test_twice_the_memory_comes_back_equal_and_the_disk_is_given_back(
     start_queue: StartQueue, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     servers, partition = start_queue(**changes), uuid.uuid4().hex
     for number in range(BATCHES):
         tq.kv_batch_put(keys(number), partition, batch(number))
-    assert spilled(servers) >= 3 * CAPACITY
+    assert spilled(servers) >= CAPACITY
     assert list((tmp_path / "spill").iterdir()) == []
     for number in range(BATCHES):
         read_and_compare(number, partition)
@@ -95,23 +97,21 @@ def test_full_disk_is_a_capacity_error_that_names_the_folder_and_nothing_is_lost
 ) -> None:
     servers, partition = start_queue(), uuid.uuid4().hex
     for unit in servers._units:  # writes beyond it fail, as on a full disk
-        resource.prlimit(unit.pid, resource.RLIMIT_FSIZE, (24 * MIB, 24 * MIB))
-    stored = 0
-    with pytest.raises(CapacityError, match=rf"capacity.*ssdOffload.path {tmp_path}/spill takes no more"):  # noqa: PT012
-        for number in range(BATCHES):
-            tq.kv_batch_put(keys(number), partition, batch(number))
-            stored = number + 1
-    assert stored * ROWS * MIB > 2 * CAPACITY
+        resource.prlimit(unit.pid, resource.RLIMIT_FSIZE, (6 * MIB, 6 * MIB))
+    stored = next(number for number in range(BATCHES) if not _fits(number, partition))
+    with pytest.raises(CapacityError, match=rf"capacity.*ssdOffload.path {tmp_path}/spill takes no more"):
+        tq.kv_batch_put(keys(stored), partition, batch(stored))
+    assert stored * ROWS * ROW_BYTES > 2 * CAPACITY
     for number in range(stored):
         read_and_compare(number, partition)
     tq.kv_clear(keys(0) + keys(1), partition)
-    wait_until(lambda: _fits(partition), "there is room again", 60)
+    wait_until(lambda: _fits(1000, partition), "there is room again", 60)
     read_and_compare(stored - 1, partition)
 
 
-def _fits(partition: str) -> bool:
+def _fits(number: int, partition: str) -> bool:
     try:
-        tq.kv_batch_put(keys(1000), partition, batch(1000))
+        tq.kv_batch_put(keys(number), partition, batch(number))
     except CapacityError:
         return False
     return True

@@ -18,7 +18,8 @@ __all__ = ["CAPACITY", "Servers", "wait_until"]
 CAPACITY = 64 << 20
 """Bytes of each storage unit."""
 _START_S = 120.0
-_TIMING = Timing(heartbeat=0.5, peer_timeout=10.0, reconnect_grace=2.0)
+_TIMING = Timing(heartbeat=0.5, peer_timeout=60.0, reconnect_grace=30.0)
+"""Patient: on a machine with other work, nobody who is slow shall be taken for dead."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
@@ -31,9 +32,9 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0)
 
 
 class Servers:
-    """A controller and two storage units of backend ``kind``."""
+    """A controller and two storage units of backend ``kind`` with ``capacity`` bytes each."""
 
-    def __init__(self, kind: str, settings: dict[str, Any], directory: Path) -> None:
+    def __init__(self, kind: str, settings: dict[str, Any], directory: Path, capacity: int = CAPACITY) -> None:
         self._directory = directory
         choice = BackendChoice(kind=kind, settings=settings)
         config = ControllerConfig(
@@ -52,7 +53,7 @@ class Servers:
                     controller=[self.address],
                     start_timeout=_START_S,
                     backend=choice,
-                    capacity=CAPACITY,
+                    capacity=capacity,
                     prefault=False,
                     timing=_TIMING,
                 )

@@ -1,0 +1,1 @@
+"""The openYuanrong backend: blocks in the shared memory of data system workers."""
