@@ -24,6 +24,8 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "Service": ("/api/v1", "services"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
