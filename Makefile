@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test operator-scale bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ pictures: setup ## Take the pictures of the docs anew, from real runs
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)
+
+operator-scale: setup ## 1,000 queues and 10,000 pods against an apiserver: latencies and memory (an hour)
+	@PYTHONPATH=.:operator nice -n 10 $(PYTHON) scripts/operator_scale.py
 
 e2e: setup ## The quick start on a real two-node cluster of this machine
 	@$(PYTHON) -m pytest tests/cluster -k e2e $(PYTEST_ARGS)

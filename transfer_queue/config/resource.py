@@ -59,6 +59,14 @@ class Part(Model):
     resources: Resources = Field(default=Resources(), description="Resource requests and limits of the container.")
     node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
     tolerations: list[dict[str, JsonValue]] = Field(default=[], description="Taints of nodes that the pods tolerate.")
+    affinity: dict[str, JsonValue] = Field(default={}, description="Affinity of the pods, as in a pod.")
+    annotations: dict[str, str] = Field(default={}, description="Further annotations of the pods.")
+    env: list[dict[str, JsonValue]] = Field(
+        default=[], description="Further environment variables; one of the same name replaces the operator's."
+    )
+    extra_containers: list[dict[str, JsonValue]] = Field(
+        default=[], description="Further containers beside the part's own, as in a pod."
+    )
 
 
 class Sampler(Model):
@@ -213,6 +221,10 @@ class Storage(Part):
     metrics_port: Port = Field(
         default=defaults.STORAGE_METRICS_PORT, description="HTTP port: /metrics, /healthz, /readyz."
     )
+    topology_spread: list[dict[str, JsonValue]] = Field(
+        default=[],
+        description="topologySpreadConstraints without labelSelector; unset: over nodes as far as they go.",
+    )
     capacity: UnitCapacity = Field(
         default=Quantity(defaults.STORAGE_CAPACITY),
         description="Memory for rows in each storage unit (simple backend).",
@@ -277,6 +289,9 @@ class Security(Model):
     """What the servers and clients refuse."""
 
     allow_pickle: bool = Field(default=False, description="Let clients pickle values that msgpack cannot carry.")
+    network_policy: bool = Field(
+        default=False, description="Let only pods that were given the queue reach its pods; metrics stay open."
+    )
 
 
 class Spec(Model):
@@ -289,6 +304,9 @@ class Spec(Model):
     injection: Injection = Field(default=Injection(), description="What labelled pods get.")
     access: Access = Field(default=Access(), description="Who may attach.")
     security: Security = Field(default=Security(), description="What is refused.")
+    disruption_budget: bool = Field(
+        default=True, description="Refuse evictions of the pods, whose memory holds rows, such as kubectl drain makes."
+    )
     layout: Literal["jagged", "dense"] = Field(
         default="jagged", description="Form in which a get returns rows of two or more dimensions and one shape."
     )

@@ -61,6 +61,9 @@ class Values(Model):
     resources: dict[str, JsonValue] = Field(description="Resources of the operator's container.")
     node_selector: dict[str, str] = Field(description="Labels that the operator's node must carry.")
     tolerations: list[dict[str, JsonValue]] = Field(description="Taints that the operator tolerates.")
+    affinity: dict[str, JsonValue] = Field(description="Affinity of the operator's pods.")
+    priority_class_name: str = Field(description="Priority class of the operator's pods; empty: none.")
+    pod_annotations: dict[str, str] = Field(description="Further annotations of the operator's pods.")
     crds: Crds
     webhook: Webhook
     monitoring: Monitoring

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from tq_operator.plan.names import digest, selector
+from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
 from tq_operator.plan.pods import (
     CONFIG_DIRECTORY,
     MIB,
@@ -53,6 +53,11 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     children += _controller(queue, images, files["controller.yaml"])
     if uses_storage_units(queue):
         children += _storage(queue, images, files["storage.yaml"])
+    if queue.spec.disruption_budget:
+        parts = ["controller", *(["storage"] if uses_storage_units(queue) else [])]
+        children += [_disruption_budget(queue, part) for part in parts]
+    if queue.spec.security.network_policy:
+        children.append(_network_policy(queue))
     return children
 
 
@@ -121,13 +126,13 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     )
     template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
     chosen = selector(queue.name, "storage")
+    over_nodes: Manifest = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+    }
     template["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": chosen},
-        }
+        {**constraint, "labelSelector": {"matchLabels": chosen}} for constraint in part.topology_spread or [over_nodes]
     ]
     return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template)]
 
@@ -186,6 +191,26 @@ def _stateful_set(queue: Queue, name: str, replicas: int, template: Manifest) ->
             "template": template,
         },
     )
+
+
+def _disruption_budget(queue: Queue, part: str) -> Manifest:
+    # Whatever a pod holds ends with it, so no eviction is harmless.
+    spec = {"maxUnavailable": 0, "selector": {"matchLabels": selector(queue.name, part)}}
+    return manifest(queue, "policy/v1", "PodDisruptionBudget", part, spec=spec)
+
+
+def _network_policy(queue: Queue) -> Manifest:
+    users = {"namespaceSelector": {}, "podSelector": {"matchLabels": {QUEUE_LABEL: label_value(queue.name)}}}
+    ports = {queue.spec.controller.metrics_port, queue.spec.storage.metrics_port}
+    if queue.spec.backend.mooncake:
+        ports.add(queue.spec.backend.mooncake.master.metrics_port)
+    metrics = [{"port": port, "protocol": "TCP"} for port in sorted(ports)]
+    spec = {
+        "podSelector": {"matchLabels": selector(queue.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [users]}, {"ports": metrics}],
+    }
+    return manifest(queue, "networking.k8s.io/v1", "NetworkPolicy", "access", spec=spec)
 
 
 def _headless(queue: Queue, name: str, ports: dict[str, int]) -> Manifest:

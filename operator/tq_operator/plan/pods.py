@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                 "image": container.image,
                 "imagePullPolicy": container.pull_policy,
                 "command": container.command,
-                "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env],
+                "env": _environment([{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env], part.env),
                 "ports": [
                     {"name": port, "containerPort": number, "protocol": "TCP"}
                     for port, number in container.ports.items()
@@ -94,7 +94,8 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                     for volume, (path, source) in volumes.items()
                 ],
                 **container.probes,
-            }
+            },
+            *part.extra_containers,
         ],
         "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items()],
     }
@@ -102,8 +103,16 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
         spec["nodeSelector"] = dict(part.node_selector)
     if part.tolerations:
         spec["tolerations"] = list(part.tolerations)
-    metadata = {"labels": labels(queue.name, name), "annotations": {QUEUE_ANNOTATION: queue.name, **annotations}}
+    if part.affinity:
+        spec["affinity"] = dict(part.affinity)
+    own = {QUEUE_ANNOTATION: queue.name, **annotations}
+    metadata = {"labels": labels(queue.name, name), "annotations": {**part.annotations, **own}}
     return {"metadata": metadata, "spec": spec}
+
+
+def _environment(own: list[Manifest], further: Sequence[Manifest]) -> list[Manifest]:
+    replaced = {entry.get("name") for entry in further}
+    return [*(entry for entry in own if entry["name"] not in replaced), *further]
 
 
 def http_probes(port: str) -> Manifest:

@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL, binding_from
-from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster, ClusterError
 from tq_operator.runtime.events import EventGate, event
@@ -56,7 +55,7 @@ class Attachments:
         """Blocking. Raises ClusterError."""
         for document in self._cluster.bindings(self._namespaces):
             self._report(document)
-        missed = [pod for pod in self._cluster.labelled_pods(self._namespaces, INJECT_LABEL) if _is_missed(pod)]
+        missed = [pod for pod in self._cluster.missed_pods(self._namespaces) if not _is_done(pod)]
         self._metrics.missed.set(len(missed))
         for pod in missed:
             if self._gate.admits(pod["metadata"]["uid"]):
@@ -108,7 +107,5 @@ class Attachments:
         return "True", "Bound", "New pods that the selector chooses get the queue."
 
 
-def _is_missed(pod: Manifest) -> bool:
-    given = INJECTED_ANNOTATION in pod["metadata"].get("annotations", {})
-    done = pod.get("status", {}).get("phase") in _FINISHED or "deletionTimestamp" in pod["metadata"]
-    return not given and not done
+def _is_done(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") in _FINISHED or "deletionTimestamp" in pod["metadata"]

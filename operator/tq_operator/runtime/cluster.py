@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
-from tq_operator.plan.names import MANAGER, QUEUE_LABEL, label_value, selector
+from tq_operator.plan.names import INJECT_LABEL, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 
@@ -24,6 +24,8 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "Service": ("/api/v1", "services"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
@@ -105,10 +107,10 @@ class Cluster:
         # Entries of a list do not say what they are.
         return [{"apiVersion": API_VERSION, "kind": BINDING_KIND, **item} for item in found]
 
-    def labelled_pods(self, namespaces: Sequence[str], label: str) -> list[Manifest]:
-        """Pods that carry ``label`` with whatever value."""
+    def missed_pods(self, namespaces: Sequence[str]) -> list[Manifest]:
+        """Pods that ask for a queue by label and were not injected, which would have labelled them with it."""
         paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
-        return [item for path in paths for item in self._list(path, label)]
+        return [item for path in paths for item in self._list(path, f"{INJECT_LABEL},!{QUEUE_LABEL}")]
 
     def write_status(
         self, namespace: str, name: str, status: Mapping[str, Any], kind: str = KIND, plural: str = PLURAL

@@ -20,6 +20,8 @@ _CHILDREN = (
     ("apps", "v1", "statefulsets"),
     ("", "v1", "services"),
     ("", "v1", "configmaps"),
+    ("policy", "v1", "poddisruptionbudgets"),
+    ("networking.k8s.io", "v1", "networkpolicies"),
 )
 _PODS = ("", "v1", "pods")
 _OURS = {QUEUE_LABEL: kopf.PRESENT}

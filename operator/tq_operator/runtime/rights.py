@@ -20,6 +20,8 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "services"): _OWNED,
     ("apps", "deployments"): _OWNED,
     ("apps", "statefulsets"): _OWNED,
+    ("policy", "poddisruptionbudgets"): _OWNED,
+    ("networking.k8s.io", "networkpolicies"): _OWNED,
     ("", "pods"): ("get", "list", "watch"),
     ("", "events"): ("list",),
     ("events.k8s.io", "events"): ("create",),

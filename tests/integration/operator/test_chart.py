@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
@@ -10,6 +11,9 @@ import yaml
 
 from tests.integration.operator.conftest import CHART, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane
+from tests.waiting import wait_until
+from tq_operator.plan.children import desired_children
+from tq_operator.plan.queue import Images, queue_from
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -93,3 +97,77 @@ def test_an_upgrade_keeps_the_certificate_and_an_uninstall_leaves_nothing(plane:
     chosen = ("-l", "app.kubernetes.io/instance=other", "-o", "name")
     assert plane.kubectl("get", kinds, *chosen).stdout == ""
     assert plane.kubectl("get", "all,secrets,serviceaccounts", "-n", "other-system", *chosen).stdout == ""
+
+
+EXAMPLES = sorted(path.name for path in (CHART / "examples").iterdir())
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES == ["ha-production", "infiniband-shared", "laptop", "roce-sriov", "tcp-cluster"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_values_of_an_example_are_accepted(plane: ControlPlane, name: str) -> None:
+    values = str(CHART / "examples" / name / "values.yaml")
+    helm(plane, "lint", "--strict", str(CHART), "--values", values)
+    for manifest in rendered_chart(plane, "--values", values):
+        text = yaml.safe_dump(manifest)
+        done = plane.kubectl("apply", "--server-side", "--dry-run=server", "--force-conflicts", "-f", "-", stdin=text)
+        assert done.returncode == 0, (manifest["kind"], done.stderr)
+        assert "Warning" not in done.stderr, (manifest["kind"], done.stderr)
+
+
+def restricted(plane: ControlPlane) -> str:
+    name = "restricted"
+    plane.kubectl("create", "namespace", name)
+    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    wait_until(lambda: plane.get("serviceaccount", "default", name), "the namespace is set up")
+    return name
+
+
+def dry_run(plane: ControlPlane, manifest: dict[str, Any], namespace: str) -> None:
+    text = json.dumps({**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}})
+    done = plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text)
+    assert done.returncode == 0, (manifest["kind"], done.stderr)
+
+
+def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
+    template = workload["spec"]["template"]
+    spec = {name: value for name, value in template["spec"].items() if name != "serviceAccountName"}
+    metadata = {**template["metadata"], "name": f"pod-of-{workload['metadata']['name']}"}
+    # A class that is kept for some namespaces, and is no part of what is tested here.
+    spec.pop("priorityClassName", None)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_under_restricted_pod_security(plane: ControlPlane, name: str) -> None:
+    namespace, folder = restricted(plane), CHART / "examples" / name
+    (operator,) = of_kind(rendered_chart(plane, "--values", str(folder / "values.yaml")), "Deployment")
+    dry_run(plane, pod_of(operator), namespace)
+    text = (folder / "queue.yaml").read_text()
+    done = plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert done.returncode == 0, done.stderr
+    document = yaml.safe_load(text)
+    document["metadata"] |= {"namespace": namespace, "uid": "11111111-2222"}
+    for child in desired_children(queue_from(document), Images("server:1", "mooncake:1")):
+        dry_run(plane, child, namespace)
+        # Restricted forbids IPC_LOCK, which RDMA needs: such queues run under a policy of their own.
+        if child["kind"] in {"Deployment", "StatefulSet"} and "IPC_LOCK" not in yaml.safe_dump(child):
+            dry_run(plane, pod_of(child), namespace)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("replicas=0", "/replicas"),
+        ("webhook.failurePolicy=Maybe", "/webhook/failurePolicy"),
+        ("webook.port=1", "webook"),
+        ("webhook.port=70000", "/webhook/port"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(plane: ControlPlane, option: str, words: str) -> None:
+    command = [plane.binaries / "helm", "template", "tq", CHART, "--set", option]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert words in done.stderr

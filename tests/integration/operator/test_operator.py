@@ -20,7 +20,7 @@ from transfer_queue.config import resource
 
 pytestmark = pytest.mark.timeout(1200)  # the first run builds Kubernetes
 
-KINDS = "deployments,statefulsets,services,configmaps"
+KINDS = "deployments,statefulsets,services,configmaps,poddisruptionbudgets,networkpolicies"
 EXAMPLE = """
 apiVersion: transferqueue.io/v1alpha1
 kind: TransferQueue
@@ -63,6 +63,8 @@ def test_applying_a_queue_makes_its_children_with_owner_references(operator: Ope
     assert sorted(made) == [
         f"ConfigMap/{queue}-config",
         f"Deployment/{queue}-controller",
+        f"PodDisruptionBudget/{queue}-controller",
+        f"PodDisruptionBudget/{queue}-storage",
         f"Service/{queue}-controller",
         f"Service/{queue}-mooncake-master",
         f"Service/{queue}-storage",
@@ -86,7 +88,7 @@ def test_the_status_says_what_is_missing(operator: Operator, queue: str) -> None
 
 def test_a_queue_at_rest_is_read_but_not_written(operator: Operator, queue: str) -> None:
     plane, writes = operator.plane, "APPLY|PATCH|POST|PUT|DELETE"
-    resources = "transferqueues|deployments|statefulsets|services|configmaps"
+    resources = "transferqueues|transferqueuebindings|deployments|statefulsets|services|configmaps|poddisruptionbudgets"
 
     def versions() -> dict[str, str]:
         queues = json.loads(plane.kubectl("get", "tq", "-A", "-o", "json").stdout)["items"]

@@ -63,7 +63,7 @@ def settle(plane: ControlPlane, fails: Callable[[int], bool], status: int, late:
             raise AssertionError("it never comes to rest")
         found = cluster.queue("default", name)
         assert found is not None
-        assert len(cluster.children("default", name)) == 7
+        assert len(cluster.children("default", name)) == 9
         conditions = {entry["type"]: entry["reason"] for entry in found["status"]["conditions"]}
         assert conditions["Degraded"] == "AsExpected"
         return cluster.writes
