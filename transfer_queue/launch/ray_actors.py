@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -26,6 +26,8 @@ from transfer_queue.errors import StartError
 from transfer_queue.launch.process import ServerProcess, wait_until_serving
 
 __all__ = ["TransferQueueController", "TransferQueueStorageUnit"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -44,9 +46,8 @@ class _Supervisor:
         _pass_on_import_path()
         self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._stopping = ""
-        self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
         update: dict[str, Any] = {"host": ray.util.get_node_ip_address(), "backend": _reaching_ray(config.backend)}
-        self._server = ServerProcess(name, module, config.model_copy(update=update), self._directory)
+        self._server = ServerProcess(name, module, config.model_copy(update=update), _log_folder(name))
         self._watcher = threading.Thread(target=self._watch, name="tq-server-watch", daemon=True)
         try:
             for _ in wait_until_serving([self._server], _START_S):
@@ -81,7 +82,6 @@ class _Supervisor:
         if self._watcher.ident is not None:
             self._watcher.join(_STOP_S)
         self._server.wait(_STOP_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class _Controller(_Supervisor):
@@ -125,7 +125,10 @@ class _Controller(_Supervisor):
 
 
 class _StorageUnit(_Supervisor):
-    """Keeps one storage unit. Ends with the controller; restarted by Ray, it comes back empty under its name."""
+    """Keeps one storage unit. Ends with the controller.
+
+    Should its server end otherwise, it fails, so that Ray starts both again; they come back empty under their name.
+    """
 
     def __init__(self, config: StorageUnitConfig, controller: str, namespace: str) -> None:
         """``controller``: name of its actor in ``namespace``; a handle could not be passed again at a restart."""
@@ -133,6 +136,12 @@ class _StorageUnit(_Supervisor):
         super().__init__(config.name, "transfer_queue.runtime.storage_unit", config)
         own = ray.get_runtime_context().current_actor
         threading.Thread(target=self._follow_controller, args=(own,), name="tq-follow", daemon=True).start()
+
+    def _watch(self) -> None:
+        super()._watch()
+        if not self._stopping:
+            log.error("%s; starting again", self._ended.result())
+            os._exit(1)
 
     def _follow_controller(self, own: Any) -> None:
         try:
@@ -157,6 +166,12 @@ async def _result(reference: Any) -> None:
     """Wait for an actor's answer; one that died has stopped, too."""
     with contextlib.suppress(RayError):
         await reference
+
+
+def _log_folder(name: str) -> Path:
+    """Beside the logs of Ray's own processes: seen in its dashboard, and Ray's to clean up however this actor ends."""
+    logs = ray._private.worker._global_node.get_logs_dir_path()
+    return Path(tempfile.mkdtemp(prefix=f"transferqueue-{name}-", dir=logs))
 
 
 def _reaching_ray(backend: BackendChoice) -> BackendChoice:

@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # nothing is written to the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_local_fs_capacity_threshold": "1",
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180",  # 30 is too few on a busy machine
 }
 
 

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.ray.cluster import CONF, Driver, RayCluster, wait_for_end
 from tests.waiting import wait_until
-from transfer_queue.errors import ConfigError, ConnectionLostError, NotInitializedError, StartError
+from transfer_queue.errors import ConfigError, ConnectionLostError, NotInitializedError, StartError, TransferQueueError
 
 pytestmark = pytest.mark.timeout(300)  # seconds; Ray starts a process for each actor
 
@@ -203,21 +203,26 @@ def test_after_the_controller_process_crashed_a_new_queue_can_be_started(driver:
     tq.close()
 
 
-def test_a_storage_unit_whose_actor_died_comes_back_empty(queue: RayCluster) -> None:
+@pytest.mark.parametrize("victim", ["actor", "process"])
+def test_a_storage_unit_that_died_comes_back_empty(queue: RayCluster, victim: str) -> None:
+    tq.kv_batch_put(["k"], "p", column([3]))
     controller = ray.get_actor("TransferQueueController", NAMESPACE)
     units = ray.get(controller.units.remote())
     before = [ray.get(unit.pid.remote()) for unit in units]
-    for unit in units:
-        ray.kill(unit, no_restart=False)
+    for unit, pid in zip(units, before, strict=True):
+        if victim == "actor":
+            ray.kill(unit, no_restart=False)
+        else:
+            os.kill(pid, signal.SIGKILL)
     wait_for_end(before)
-    wait_until(lambda: _put_works(), "a put succeeds", 60)
+    wait_until(_put_works, "a put succeeds", 120)
     assert rows_of(tq.kv_batch_get(["k"], "p")) == [[4]]
 
 
 def _put_works() -> bool:
     try:
         tq.kv_batch_put(["k"], "p", column([4]))
-    except (ConnectionLostError, RuntimeError):
+    except TransferQueueError:
         return False
     return True
 
