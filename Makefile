@@ -37,13 +37,15 @@ check: setup ## Lint, format, types, layers, generated files
 	mypy
 	lint-imports
 	$(PYTHON) -m tq_operator.api.generate --check
+	$(PYTHON) scripts/tutorials --check
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .
 	ruff check --fix .
 
-generate: setup ## Write the generated files: CRD, values schema
+generate: setup ## Write the generated files: CRD, values schema, tutorials' pages
 	$(PYTHON) -m tq_operator.api.generate
+	$(PYTHON) scripts/tutorials
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)
