@@ -38,14 +38,16 @@ check: setup ## Lint, format, types, layers, generated files
 	lint-imports
 	$(PYTHON) -m tq_operator.api.generate --check
 	$(PYTHON) -m transfer_queue.runtime.metrics_page --check docs/metrics.md
+	$(PYTHON) scripts/tutorials --check
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .
 	ruff check --fix .
 
-generate: setup ## Write the generated files: CRD, values schema, list of metrics
+generate: setup ## Write the generated files: CRD, values schema, list of metrics, tutorials' pages
 	$(PYTHON) -m tq_operator.api.generate
 	$(PYTHON) -m transfer_queue.runtime.metrics_page docs/metrics.md
+	$(PYTHON) scripts/tutorials
 
 docs: setup ## Build the documentation into site/; any warning fails
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet

@@ -122,13 +122,17 @@ tq.init()
 tq.load_checkpoint(os.environ["SAVED"])
 print(sorted(tq.get_client().get_partition_list()), tq.kv_batch_get("key 3", "kv")["scalar"].tolist())
 print(tq.kv_batch_get("key 39", "kv")["dense"][0, :2].tolist())
+tq.save_checkpoint(os.environ["SAVED"])
 """
 
 
-def test_everything_comes_back_in_another_backend(tmp_path: Path, attach: Callable[[Stack], None]) -> None:
+def test_everything_goes_through_another_backend_and_comes_back(
+    tmp_path: Path, attach: Callable[[Stack], None]
+) -> None:
     with running_stack(units=1, capacity="16Mi") as stack:
         attach(stack)
         fill()
+        before = content()
         scalar, dense = (tq.kv_batch_get(key, "kv") for key in ("key 3", "key 39"))
         tq.save_checkpoint(tmp_path / "saved")
     queue = QueueCommand(tmp_path, {"mooncake": {}})
@@ -137,6 +141,10 @@ def test_everything_comes_back_in_another_backend(tmp_path: Path, attach: Callab
     assert done.returncode == 0, done.stderr
     expected = [f"['kv', 'rows', 'tags'] {scalar['scalar'].tolist()}", f"{dense['dense'][0, :2].tolist()}"]
     assert done.stdout.splitlines()[-2:] == expected
+    with running_stack(units=1, capacity="16Mi") as stack:
+        attach(stack)
+        tq.load_checkpoint(tmp_path / "saved")
+        assert content() == before
 
 
 def test_a_checkpoint_is_one_moment_though_producers_go_on(tmp_path: Path, attach: Callable[[Stack], None]) -> None:
