@@ -19,7 +19,7 @@ from transfer_queue.errors import ConfigError, InvalidTypeError
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.sampler import BaseSampler
 
-__all__ = ["MissingSectionError", "start_local"]
+__all__ = ["MissingSectionError", "sampler_choice", "start_local"]
 
 
 class MissingSectionError(ConfigError, ConfigKeyError):
@@ -43,7 +43,7 @@ def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack
             "through TQ_CONFIG_FILE, or use SimpleStorage"
         )
     simple = merged.backend.SimpleStorage
-    name, arguments = _sampler(merged.controller.sampler)
+    name, arguments = sampler_choice(merged.controller.sampler)
     plan = default_plan(
         units=int(simple.num_data_storage_units),
         unit_capacity=cast("int", parse_bytes(simple.unit_capacity)),
@@ -87,7 +87,7 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     return merged
 
 
-def _sampler(given: object) -> tuple[str, dict[str, Any]]:
+def sampler_choice(given: object) -> tuple[str, dict[str, Any]]:
     """A sampler by name, class or instance as (name, arguments): it is made again in the controller's process."""
     if isinstance(given, str):
         if ":" not in given and given not in transfer_queue.sampler.__all__:
