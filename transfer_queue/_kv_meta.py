@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transfer_queue._html import html_table
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
 __all__ = ["KVBatchMeta", "chunk_bounds", "same_value", "united_info"]
 
@@ -30,11 +31,13 @@ class KVBatchMeta:
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.tags):
-            raise ValueError(f"keys and tags must have same length, got {len(self.keys)} keys, {len(self.tags)} tags")
+            raise InvalidInputError(
+                f"keys and tags must have same length, got {len(self.keys)} keys, {len(self.tags)} tags"
+            )
         if len(set(self.keys)) != len(self.keys):
-            raise ValueError(f"Got duplicated keys: {_repeated(self.keys)}")
+            raise InvalidInputError(f"Got duplicated keys: {_repeated(self.keys)}")
         if self.fields is not None and len(set(self.fields)) != len(self.fields):
-            raise ValueError(f"Got duplicated fields: {_repeated(self.fields)}")
+            raise InvalidInputError(f"Got duplicated fields: {_repeated(self.fields)}")
         self.tags = copy.deepcopy(self.tags)
         self.extra_info = copy.deepcopy(self.extra_info)
 
@@ -55,21 +58,21 @@ class KVBatchMeta:
     def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
         """The given keys, in the given order. Raises ValueError for repeats, RuntimeError for unknown keys."""
         if len(set(keys_to_select)) != len(keys_to_select):
-            raise ValueError(f"Contain duplicate keys: {_repeated(keys_to_select)}")
+            raise InvalidInputError(f"Contain duplicate keys: {_repeated(keys_to_select)}")
         positions = {key: position for position, key in enumerate(self.keys)}
         missing = [key for key in keys_to_select if key not in positions]
         if missing:
-            raise RuntimeError(f"keys {missing} not found in current batch")
+            raise RequestError(f"keys {missing} not found in current batch")
         return self._at([positions[key] for key in keys_to_select])
 
     def reorder(self, indexes: Sequence[int]) -> None:
         """Put the key at ``indexes[i]`` at position i, in place. Raises ValueError unless it is a permutation."""
         if len(indexes) != len(self.keys):
-            raise ValueError(f"the number of indexes {len(indexes)} does not match the {len(self.keys)} keys")
+            raise InvalidInputError(f"the number of indexes {len(indexes)} does not match the {len(self.keys)} keys")
         if len(set(indexes)) != len(indexes):
-            raise ValueError("Contain duplicate indexes")
+            raise InvalidInputError("Contain duplicate indexes")
         if set(indexes) != set(range(len(self.keys))):
-            raise ValueError(f"indexes must be 0 to {len(self.keys) - 1}")
+            raise InvalidInputError(f"indexes must be 0 to {len(self.keys) - 1}")
         self.keys = [self.keys[index] for index in indexes]
         self.tags = [self.tags[index] for index in indexes]
 
@@ -98,12 +101,12 @@ class KVBatchMeta:
         first = parts[0]
         for part in parts[1:]:
             if part.partition_id != first.partition_id:
-                raise ValueError(f"Partition do not match: {first.partition_id!r} and {part.partition_id!r}")
+                raise InvalidInputError(f"Partition do not match: {first.partition_id!r} and {part.partition_id!r}")
             if part.fields is not None and sorted(part.fields) != sorted(first.fields or []):
-                raise ValueError(f"Field names do not match: {first.fields} and {part.fields}")
+                raise InvalidInputError(f"Field names do not match: {first.fields} and {part.fields}")
         keys = [key for part in parts for key in part.keys]
         if len(set(keys)) != len(keys):
-            raise ValueError(f"Got duplicated keys: {_repeated(keys)}")
+            raise InvalidInputError(f"Got duplicated keys: {_repeated(keys)}")
         return cls(
             keys=keys,
             tags=[tag for part in parts for tag in part.tags],
@@ -119,8 +122,10 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
     """Bounds of ``chunks`` near-equal parts of ``count`` rows, larger ones first. Raises ValueError below 1 chunk."""
+    if not isinstance(chunks, int):
+        raise InvalidTypeError(f"chunks must be an int, not {type(chunks).__name__}")
     if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, not {chunks}")
+        raise InvalidInputError(f"chunks must be at least 1, not {chunks}")
     size, larger = divmod(count, chunks)
     starts = [number * size + min(number, larger) for number in range(chunks + 1)]
     return list(itertools.pairwise(starts))
@@ -132,7 +137,7 @@ def united_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for info in infos:
         for key, value in info.items():
             if key in united and not same_value(united[key], value):
-                raise ValueError(f"conflicting values of extra_info {key!r}: {united[key]!r} and {value!r}")
+                raise InvalidInputError(f"conflicting values of extra_info {key!r}: {united[key]!r} and {value!r}")
             united[key] = value
     return united
 

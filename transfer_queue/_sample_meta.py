@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from transfer_queue.errors import InvalidInputError
+
 __all__ = ["FieldMeta", "ProductionStatus", "Sample", "SampleMeta"]
 
 
@@ -87,7 +89,7 @@ class SampleMeta:
     def union(self, other: SampleMeta, validate: bool = True) -> SampleMeta:
         """Both samples' fields; ``other`` wins. Raises ValueError if they are different samples."""
         if validate and (self.global_index, self.partition_id) != (other.global_index, other.partition_id):
-            raise ValueError(
+            raise InvalidInputError(
                 f"global_index and partition_id do not match: {self.global_index} in {self.partition_id!r} against "
                 f"{other.global_index} in {other.partition_id!r}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -15,6 +16,7 @@ from transfer_queue._kv_meta import KVBatchMeta, chunk_bounds, same_value, unite
 from transfer_queue._sample_meta import FieldMeta, ProductionStatus, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, FamilyLocations
 from transfer_queue.control.schema import FieldSchema
+from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -77,7 +79,7 @@ class BatchMeta:
         given: Sequence[Any] = global_indexes if samples is None else samples
         if samples is not None or (len(given) and isinstance(given[0], SampleMeta)):
             if not all(isinstance(sample, SampleMeta) for sample in given):
-                raise ValueError("samples must all be SampleMeta")
+                raise InvalidInputError("samples must all be SampleMeta")
             given, partition_ids, field_schema, production_status = _columns_of(given)
         count = len(given)
         self.global_indexes = list(given)
@@ -112,9 +114,11 @@ class BatchMeta:
                 lengths[f"per_sample_shapes of field {name!r}"] = len(entry["per_sample_shapes"])
         for what, length in lengths.items():
             if length != count:
-                raise ValueError(f"{what} has {length} entries for {count} global_indexes")
+                raise InvalidInputError(f"{what} has {length} entries for {count} global_indexes")
         if self.production_status.shape != (count,):
-            raise ValueError(f"production_status has shape {self.production_status.shape} for {count} global_indexes")
+            raise InvalidInputError(
+                f"production_status has shape {self.production_status.shape} for {count} global_indexes"
+            )
 
     @classmethod
     def from_samples(cls, samples: Sequence[SampleMeta], extra_info: dict[str, Any] | None = None) -> BatchMeta:
@@ -222,7 +226,7 @@ class BatchMeta:
         if custom_meta is None:
             return
         if len(custom_meta) != len(self):
-            raise ValueError(f"custom_meta has {len(custom_meta)} entries for {len(self)} rows")
+            raise InvalidInputError(f"custom_meta has {len(custom_meta)} entries for {len(self)} rows")
         for own, new in zip(self.custom_meta, custom_meta, strict=True):
             own.update(new or {})
 
@@ -241,7 +245,7 @@ class BatchMeta:
         if isinstance(item, slice):
             return self._at(range(*item.indices(len(self))))
         if not isinstance(item, (int, np.integer)) or isinstance(item, bool):
-            raise TypeError(f"a BatchMeta is indexed by integers or slices, not {type(item).__name__}")
+            raise InvalidTypeError(f"a BatchMeta is indexed by integers or slices, not {type(item).__name__}")
         if not -len(self) <= item < len(self):
             raise IndexError(f"row {item} is out of range for {len(self)} rows")
         return self._at([int(item) % len(self)])
@@ -262,9 +266,9 @@ class BatchMeta:
 
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
         """The rows at these positions, repeats allowed. Raises ValueError out of range."""
-        positions = [int(position) for position in sample_indices]
+        positions = _positions("sample_indices", sample_indices)
         if any(not 0 <= position < len(self) for position in positions):
-            raise ValueError(f"sample_indices must be within 0 to {len(self) - 1}")
+            raise InvalidInputError(f"sample_indices must be within 0 to {len(self) - 1}")
         return self._at(positions)
 
     def select_fields(self, field_names: Iterable[str]) -> BatchMeta:
@@ -290,9 +294,9 @@ class BatchMeta:
 
     def reorder(self, indices: Sequence[int]) -> None:
         """Put the row at ``indices[i]`` at position i, in place. Raises ValueError unless it is a permutation."""
-        positions = [int(position) for position in indices]
+        positions = _positions("indices", indices)
         if sorted(positions) != list(range(len(self))):
-            raise ValueError(f"indices must be a permutation of 0 to {len(self) - 1}")
+            raise InvalidInputError(f"indices must be a permutation of 0 to {len(self) - 1}")
         ordered = self._at(positions)
         for name in self.__slots__:
             if name != "extra_info":
@@ -308,7 +312,9 @@ class BatchMeta:
             return self
         rows = int(tensor_dict.batch_size[0]) if tensor_dict.batch_size else 0
         if rows != len(self):
-            raise ValueError(f"the batch size {rows} of the fields does not match the {len(self)} rows of the metadata")
+            raise InvalidInputError(
+                f"the batch size {rows} of the fields does not match the {len(self)} rows of the metadata"
+            )
         self.field_schema.update(schema)
         if set_all_ready:
             self.production_status = np.ones(len(self), np.int8)
@@ -327,9 +333,9 @@ class BatchMeta:
             return other.copy()
         if validate or len(self) != len(other):
             if self.global_indexes != other.global_indexes:
-                raise ValueError("global_indexes do not match")
+                raise InvalidInputError("global_indexes do not match")
             if self.partition_ids != other.partition_ids:
-                raise ValueError("partition_ids do not match")
+                raise InvalidInputError("partition_ids do not match")
         merged, theirs = self.copy(), other.copy()
         merged.field_schema.update(theirs.field_schema)
         merged.extra_info.update(theirs.extra_info)
@@ -368,6 +374,14 @@ class BatchMeta:
             [dict(tag) for part in parts for tag in part.custom_meta],
             [dict(meta) for part in parts for meta in part._custom_backend_meta],
         )
+
+
+def _positions(name: str, given: Sequence[int]) -> list[int]:
+    """Whole numbers, numpy's and torch's too. Raises InvalidTypeError."""
+    try:
+        return [operator.index(position) for position in given]
+    except TypeError:
+        raise InvalidTypeError(f"{name} must be a list of ints, not {given!r:.80}") from None
 
 
 class _Samples(Sequence[Sample]):
@@ -432,11 +446,11 @@ def _row_shape(entry: Entry, position: int) -> Any:
 
 def _check_same_fields(first: BatchMeta, other: BatchMeta) -> None:
     if first.field_names != other.field_names:
-        raise ValueError(f"Field names do not match: {first.field_names} and {other.field_names}")
+        raise InvalidInputError(f"Field names do not match: {first.field_names} and {other.field_names}")
     for name, entry in first.field_schema.items():
         dtypes = entry.get("dtype"), other.field_schema[name].get("dtype")
         if not same_value(*dtypes):
-            raise ValueError(f"dtype of field {name!r} does not match: {dtypes[0]} and {dtypes[1]}")
+            raise InvalidInputError(f"dtype of field {name!r} does not match: {dtypes[0]} and {dtypes[1]}")
 
 
 def _entry_of(parts: Sequence[BatchMeta], name: str) -> Entry:

@@ -108,6 +108,7 @@ PROPERTIES = {
 
 MODULES = {
     "transfer_queue.client": ["TransferQueueClient", "AsyncTransferQueueClient"],
+    "transfer_queue.controller": ["TransferQueueController"],
     "transfer_queue.metadata": ["BatchMeta", "KVBatchMeta", "FieldMeta", "SampleMeta", "extract_field_schema"],
     "transfer_queue.interface": [*TWINS, *[f"async_{name}" for name in TWINS], "init", "close", "get_client"],
     "transfer_queue.sampler": ["BaseSampler", "SequentialSampler", "GRPOGroupNSampler", "RankAwareSampler"],
@@ -137,9 +138,10 @@ MODULES = {
         "RayStorageManager",
         "StorageKeyNotFoundError",
         "StorageUnitData",
+        "SimpleStorageUnit",
     ],
-    "transfer_queue.storage.simple_storage": ["StorageUnitData"],
-    "transfer_queue.storage.simple_backend": ["StorageUnitData"],
+    "transfer_queue.storage.simple_storage": ["StorageUnitData", "SimpleStorageUnit"],
+    "transfer_queue.storage.simple_backend": ["StorageUnitData", "SimpleStorageUnit"],
     "transfer_queue.storage.managers.base": [
         "StorageManager",
         "StorageManagerFactory",
@@ -198,8 +200,6 @@ PENDING = [
     "load_controller_checkpoint",
     "save_storage_checkpoint",
     "load_storage_checkpoint",
-    "TransferQueueController",
-    "SimpleStorageUnit",
     "get_placement_group",
     "get_node_round_robin_scheduling_strategies",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -361,4 +361,87 @@ def test_a_client_refuses_a_wrong_argument_by_its_name(
 ) -> None:
     with pytest.raises(error, match=argument) as caught:
         kind(**{"client_id": "c", "controller_info": "127.0.0.1:1", argument: value})
+    assert isinstance(caught.value, tq.TransferQueueError)
+
+
+BATCH = tq.BatchMeta([3, 4], ["p", "p"], {"x": {"dtype": None, "shape": (1,)}})
+KEYED = tq.KVBatchMeta(["a", "b"], [{}, {}], "p", ["x"])
+METADATA: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+    ("batch lengths", lambda: tq.BatchMeta([1], []), ValueError, "partition_ids"),
+    ("batch tags", lambda: tq.BatchMeta([1], ["p"], custom_meta=[]), ValueError, "custom_meta"),
+    ("batch status", lambda: tq.BatchMeta([1], ["p"], production_status=[1, 1]), ValueError, "production_status"),
+    ("batch samples", lambda: tq.BatchMeta(samples=[5]), ValueError, "samples"),  # type: ignore[list-item]
+    ("batch index", lambda: BATCH[[0]], TypeError, "integers or slices"),  # type: ignore[index]
+    ("batch chunk 0", lambda: BATCH.chunk(0), ValueError, "chunks"),
+    ("batch chunk type", lambda: BATCH.chunk("2"), TypeError, "chunks"),  # type: ignore[arg-type]
+    ("batch select", lambda: BATCH.select_samples([2]), ValueError, "sample_indices"),
+    ("batch select type", lambda: BATCH.select_samples(["a"]), TypeError, "sample_indices"),  # type: ignore[list-item]
+    ("batch reorder", lambda: BATCH.reorder([0, 0]), ValueError, "indices"),
+    ("batch reorder type", lambda: BATCH.reorder(None), TypeError, "indices"),  # type: ignore[arg-type]
+    ("batch update", lambda: BATCH.update_custom_meta([{}]), ValueError, "custom_meta"),
+    ("batch fields", lambda: BATCH.add_fields(ROWS), ValueError, "batch size"),
+    ("batch union", lambda: BATCH.union(tq.BatchMeta([9, 8], ["p", "p"])), ValueError, "global_indexes do not match"),
+    ("batch concat", lambda: tq.BatchMeta.concat([BATCH, tq.BatchMeta([9], ["p"])]), ValueError, "Field names"),
+    ("keyed lengths", lambda: tq.KVBatchMeta(["a"], []), ValueError, "keys and tags"),
+    ("keyed repeats", lambda: tq.KVBatchMeta(["a", "a"], [{}, {}]), ValueError, "duplicated keys"),
+    ("keyed select", lambda: KEYED.select_keys(["z"]), RuntimeError, "keys.*not found"),
+    ("keyed select twice", lambda: KEYED.select_keys(["a", "a"]), ValueError, "duplicate keys"),
+    ("keyed reorder", lambda: KEYED.reorder([0]), ValueError, "indexes"),
+    ("keyed chunk", lambda: KEYED.chunk(-1), ValueError, "chunks"),
+    ("keyed concat", lambda: tq.KVBatchMeta.concat([KEYED, KEYED]), ValueError, "duplicated keys"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [case[1:] for case in METADATA], ids=[c[0] for c in METADATA])
+def test_metadata_refuses_what_does_not_fit_by_its_name(
+    call: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert isinstance(caught.value, tq.TransferQueueError)
+    assert (BATCH.global_indexes, KEYED.keys) == ([3, 4], ["a", "b"])
+
+
+DATASET: Arguments = {
+    "config": None,
+    "batch_size": 4,
+    "micro_batch_size": 2,
+    "data_fields": ["x"],
+    "partition_id": "p",
+    "task_name": "t",
+    "dp_rank": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error"),
+    [
+        ("batch_size", 0, ValueError),
+        ("batch_size", "4", TypeError),
+        ("micro_batch_size", 0, ValueError),
+        ("micro_batch_size", 5, ValueError),
+        ("data_fields", [], ValueError),
+        ("data_fields", "x", ValueError),
+        ("dp_rank", -1, ValueError),
+        ("dp_rank", None, TypeError),
+    ],
+)
+def test_a_streaming_dataset_refuses_a_wrong_argument_by_its_name(
+    argument: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=argument) as caught:
+        tq.StreamingDataset(**{**DATASET, argument: value})
+    assert isinstance(caught.value, tq.TransferQueueError)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: tq.GRPOGroupNSampler(0), "n_samples_per_prompt"),
+        (lambda: tq.SeqlenBalancedSampler(1, 0), "dp_size"),
+    ],
+)
+def test_a_sampler_refuses_a_wrong_argument_by_its_name(make: Callable[[], Any], argument: str) -> None:
+    with pytest.raises(ValueError, match=f"{argument} must be positive") as caught:
+        make()
     assert isinstance(caught.value, tq.TransferQueueError)

@@ -162,7 +162,8 @@ print([(str(w.message), w.category.__name__) for w in caught])
             "DeprecationWarning",
         ),
         (
-            "transfer_queue.ZMQServerInfo is deprecated: import it from transfer_queue.utils.zmq_utils",
+            "transfer_queue.ZMQServerInfo is deprecated: "
+            "import it from transfer_queue.controller, transfer_queue.storage or transfer_queue.utils",
             "DeprecationWarning",
         ),
     ]

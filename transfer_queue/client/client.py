@@ -12,7 +12,7 @@ from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
-from transfer_queue.client.manager import ClientStorageManager, check_manager_config, manager_layout
+from transfer_queue.client.manager import ClientStorageManager, check_manager_config, join_units, manager_layout
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
@@ -128,12 +128,15 @@ class AsyncTransferQueueClient:
 
         ``manager_type``: a name of 0.1.5 (``AsyncSimpleStorageManager``, ...) switches this client to the dense layout
         of that release, one of 0.1.6 and later leaves the layout as it is; ``config["layout"]`` (``"jagged"`` or
-        ``"dense"``) decides in any case. Raises UnknownManagerError (a ValueError and an AssertionError),
-        InvalidTypeError, ConfigError.
+        ``"dense"``) decides in any case. Storage units of ``config`` that wait for their controller are told.
+
+        Raises UnknownManagerError (a ValueError and an AssertionError), InvalidTypeError, ConfigError,
+        ConnectionLostError, StartError.
         """
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
         self._ready()
+        join_units(config, self.config.controller.addresses[0])
         if layout is not None:
             self._options = replace(self._options, layout=layout)
             self._rows = RowOperations(self._engine, self._options)

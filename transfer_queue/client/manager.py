@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from transfer_queue.client.parser import DataParser
-from transfer_queue.errors import ConfigError, InvalidTypeError
+from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
+from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, StartError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -15,7 +18,17 @@ if TYPE_CHECKING:
     from transfer_queue.client.client import AsyncTransferQueueClient
     from transfer_queue.metadata import BatchMeta
 
-__all__ = ["MANAGER_TYPES", "ClientStorageManager", "UnknownManagerError", "check_manager_config", "manager_layout"]
+__all__ = [
+    "MANAGER_TYPES",
+    "ClientStorageManager",
+    "UnknownManagerError",
+    "check_manager_config",
+    "join_units",
+    "manager_layout",
+]
+
+_JOIN_S = 90.0
+"""Longer than a unit may take to start."""
 
 MANAGER_TYPES: dict[str, tuple[str, ...]] = {
     "SimpleStorage": ("SimpleStorage", "AsyncSimpleStorageManager"),
@@ -72,6 +85,30 @@ def check_manager_config(manager_type: object, config: object) -> Mapping[str, A
         if manager_type == "SimpleStorage":
             warnings.warn("config: storage_unit_infos is called zmq_info now", DeprecationWarning, stacklevel=4)
     return config
+
+
+def join_units(config: Mapping[str, Any], controller: str) -> None:
+    """Tell storage units of ``config`` that wait for their controller where it is.
+
+    Others, which dialled in to their controller by themselves, need not be told. Raises ConnectionLostError,
+    StartError.
+    """
+    infos = config.get("zmq_info") or config.get("storage_unit_infos") or {}
+    for info in infos.values() if isinstance(infos, Mapping) else infos:
+        if isinstance(info, ZMQServerInfo) and JOIN_PORT_NAME in info.ports:
+            _join(info, controller)
+
+
+def _join(info: ZMQServerInfo, controller: str) -> None:
+    try:
+        with socket.create_connection((info.ip, info.ports[JOIN_PORT_NAME]), timeout=_JOIN_S) as connection:
+            connection.sendall(json.dumps({"controller": controller}).encode() + b"\n")
+            with connection.makefile("rb") as stream:
+                answer = json.loads(stream.readline() or b'{"error": "no answer"}')
+    except (OSError, ValueError) as error:
+        raise ConnectionLostError(f"storage unit {info.id} at {info.address(JOIN_PORT_NAME)}: {error}") from None
+    if "error" in answer:
+        raise StartError(f"storage unit {info.id}: {answer['error']}")
 
 
 def manager_layout(manager_type: str, config: Mapping[str, Any]) -> Literal["jagged", "dense"] | None:

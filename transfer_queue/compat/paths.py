@@ -43,13 +43,19 @@ _OLD_CLIENT_BASE = {
     "TransferQueueStorageKVClient": f"{_PLUGINS}:StorageKVClient",
     "TransferQueueStorageClientFactory": f"{_PLUGINS}:StorageClientFactory",
 }
-_UNIT = {"StorageUnitData": "transfer_queue.compat.unit_data"}
+_UNIT = {
+    "StorageUnitData": "transfer_queue.compat.unit_data",
+    "SimpleStorageUnit": "transfer_queue.compat.actors",
+}
 
 MODULES: dict[str, dict[str, str]] = {
     "transfer_queue": {
         "ZMQServerInfo": _INFO,
         "process_zmq_server_info": _UTILITIES,
+        "TransferQueueController": "transfer_queue.compat.actors",
+        "SimpleStorageUnit": "transfer_queue.compat.actors",
     },
+    "transfer_queue.controller": {"TransferQueueController": "transfer_queue.compat.actors"},
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
     | _ERROR,
     "transfer_queue.storage.simple_storage": {**_UNIT, **_ERROR},
@@ -85,7 +91,7 @@ MODULES: dict[str, dict[str, str]] = {
 """Module -> name -> where it is: ``module`` or, if it is called otherwise there, ``module:name``."""
 
 _DEPRECATED = {
-    "transfer_queue": "import it from transfer_queue.utils.zmq_utils",
+    "transfer_queue": "import it from transfer_queue.controller, transfer_queue.storage or transfer_queue.utils",
     "transfer_queue.storage.simple_backend": "import it from transfer_queue.storage.simple_storage",
     "transfer_queue.storage.managers.simple_backend_manager": "import it from transfer_queue.storage.managers",
     "transfer_queue.utils.utils": "import it from transfer_queue.utils.common or transfer_queue.utils.enum_utils",

@@ -10,6 +10,7 @@ from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
     "CONTROLLER_PORT_NAME",
+    "JOIN_PORT_NAME",
     "UNIT_PORT_NAME",
     "ExplicitEnum",
     "Role",
@@ -20,6 +21,8 @@ __all__ = [
 
 CONTROLLER_PORT_NAME = "request_handle_socket"
 UNIT_PORT_NAME = "put_get_socket"
+JOIN_PORT_NAME = "join_socket"
+"""Of a storage unit that has yet to be told its controller."""
 
 
 class ExplicitEnum(str, Enum):

@@ -18,7 +18,14 @@ from transfer_queue.client.lifecycle import current_client, get_client, queue_na
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
 from transfer_queue.dataloader.batches import WAIT_S, chunk_batch_fn, default_fetch_batch_fn, fetch_batch
 from transfer_queue.dataloader.end_marker import production_ended
-from transfer_queue.errors import ConfigError, InvalidInputError, NotInitializedError, RequestError, SamplerError
+from transfer_queue.errors import (
+    ConfigError,
+    InvalidInputError,
+    InvalidTypeError,
+    NotInitializedError,
+    RequestError,
+    SamplerError,
+)
 from transfer_queue.metadata import BatchMeta
 
 if TYPE_CHECKING:
@@ -87,6 +94,8 @@ class StreamingDataset(IterableDataset[Any]):
             ("dp_rank", dp_rank, 0),
             ("total_samples", 0 if total_samples is None else total_samples, 0),
         ):
+            if not isinstance(value, int):
+                raise InvalidTypeError(f"{name} must be an int, not {type(value).__name__}")
             if value < least:
                 raise InvalidInputError(f"{name} must be greater than or equal to {least}; got {value}")
         if isinstance(data_fields, str) or not data_fields:

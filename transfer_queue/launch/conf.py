@@ -20,7 +20,7 @@ from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.sampler import BaseSampler
 
-__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "start_local"]
+__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "sampler_choice", "start_local"]
 
 _KINDS = {"SimpleStorage": "simple", "RayStore": "ray"}
 
@@ -57,7 +57,7 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
             "through TQ_CONFIG_FILE, or use SimpleStorage"
         )
     simple = merged.backend.SimpleStorage
-    name, arguments = _sampler(merged.controller.sampler)
+    name, arguments = sampler_choice(merged.controller.sampler)
     plan = default_plan(
         units=int(simple.num_data_storage_units),
         unit_capacity=cast("int", parse_bytes(simple.unit_capacity)),
@@ -101,7 +101,7 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     return merged
 
 
-def _sampler(given: object) -> tuple[str, dict[str, Any]]:
+def sampler_choice(given: object) -> tuple[str, dict[str, Any]]:
     """A sampler by name, class or instance as (name, arguments): it is made again in the controller's process."""
     if isinstance(given, str):
         if ":" not in given and given not in transfer_queue.sampler.__all__:

@@ -1,0 +1,104 @@
+"""A storage unit that starts once it is told its controller: 0.1.5 makes units first, and joins the two later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from transfer_queue.config import defaults
+from transfer_queue.config.attach import parse_address
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+
+__all__ = ["UnitHost"]
+
+_START_S = 60.0
+_LINE_BYTES = 4096
+
+
+class UnitHost:
+    """Waits on a port of ``host`` for the address of a controller, then runs a storage unit of its queue there.
+
+    The first controller wins; the same one may be named again. ``capacity``: bytes of memory of the unit.
+    """
+
+    def __init__(self, name: str, host: str, *, capacity: int | None = None) -> None:
+        self.name = name
+        self._host = host
+        self._capacity = int(Quantity(defaults.STORAGE_CAPACITY)) if capacity is None else capacity
+        self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
+        self._lock = threading.Lock()
+        self._controller = ""
+        self._unit: ServerProcess | None = None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        self._thread = threading.Thread(target=self._serve, name="tq-join", daemon=True)
+        self._thread.start()
+
+    def get_zmq_server_info(self) -> ZMQServerInfo:
+        """Where to tell it its controller."""
+        return ZMQServerInfo(
+            Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: int(self._listener.getsockname()[1])}
+        )
+
+    def join(self, controller: str) -> str:
+        """Run the unit of the controller at ``controller`` (host:port); returns the unit's own address.
+
+        Raises StartError, ConfigError.
+        """
+        parse_address(controller)
+        with self._lock:
+            if self._unit is None:
+                config = StorageUnitConfig(
+                    name=self.name, host=self._host, port=0, controller=[controller], capacity=self._capacity
+                )
+                unit = ServerProcess(self.name, "transfer_queue.runtime.storage_unit", config, self._directory)
+                try:
+                    for _ in wait_until_serving([unit], _START_S):
+                        self._unit, self._controller = unit, controller
+                finally:
+                    if self._unit is None:
+                        stop_all([unit])
+            elif controller != self._controller:
+                raise TransferQueueError(f"{self.name} is a unit of {self._controller}, not of {controller}")
+            assert self._unit is not None
+            return str(self._unit.address["address"])
+
+    def shutdown(self) -> None:
+        """End the unit. Idempotent."""
+        with contextlib.suppress(OSError):  # closed before
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread; closing alone would not
+        self._listener.close()
+        self._thread.join()
+        with self._lock:
+            if self._unit is not None:
+                stop_all([self._unit])
+                self._unit = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # shut down
+                return
+            with connection, connection.makefile("rwb") as stream:
+                connection.settimeout(_START_S)
+                try:
+                    controller = json.loads(stream.readline(_LINE_BYTES))["controller"]
+                    answer = {"address": self.join(str(controller))}
+                except (TransferQueueError, ValueError, KeyError, TypeError, OSError) as error:
+                    answer = {"error": f"{self.name}: {error}"}
+                try:
+                    stream.write(json.dumps(answer).encode() + b"\n")
+                    stream.flush()
+                except OSError:  # the asker is gone; it may ask again
+                    continue
