@@ -1,0 +1,5 @@
+"""A journal on disk: batches of bytes, appended in order and read back after a crash. What they mean is not its matter."""
+
+from transfer_queue.journal.journal import Journal, Recovered
+
+__all__ = ["Journal", "Recovered"]
