@@ -211,12 +211,16 @@ class ControlCore:
             self.serving.serve_lacking(partition)
         self._admit()  # refuses the first parked commit if its blocks are gone
 
+    def unit_suspect(self, unit: int) -> None:
+        """The unit cannot be reached for now: what it holds counts, but it is asked when it joins."""
+        self.units.suspect(unit)
+
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
 
-        Blocks that the core knew when the unit was lost, or when the core itself was restored, are confirmed or lost;
-        younger ones are not touched, as their commit may have overtaken the inventory. A unit that comes back as a
-        new process must be reported lost first.
+        Blocks that the core knew when the unit was suspected or lost, or when the core itself was restored, are
+        confirmed or lost; younger ones are not touched, as their commit may have overtaken the inventory. A unit whose
+        memory is new must be reported lost first.
         """
         restored, lost = self.units.sort_out(unit, inventory or ())
         self._join(unit, restored, lost)

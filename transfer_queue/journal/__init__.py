@@ -1,4 +1,4 @@
-"""A journal on disk: batches of bytes, appended in order and read back after a crash. What they mean is not its matter."""
+"""A journal on disk: batches of bytes, appended in order and read back after a crash, whatever they mean."""
 
 from transfer_queue.journal.journal import Journal, Recovered
 

@@ -31,6 +31,7 @@ from transfer_queue.wire.messages import (
     Envelope,
     FreeBlocks,
     Hello,
+    Holding,
     Join,
     ReportOrphans,
     UnitReport,
@@ -46,6 +47,8 @@ _CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _JOIN_TIMEOUT_S = 30.0
 _RETRY_S = (0.1, 2.0)
+_LISTED = 1 << 20
+"""Blocks in one message, so that it stays within what a controller takes."""
 
 
 class _ClientPeer:
@@ -165,14 +168,19 @@ class ControllerLink:
         connection = await self._connect()
         try:
             stats = self._store.stats()
+            held = await self._store.inventory()
+            ahead = len(held) // _LISTED * _LISTED
+            for start in range(0, ahead, _LISTED):
+                connection.send(Holding(pack_blocks(held[start : start + _LISTED])))
             join = Join(
                 config.name,
                 self._incarnation,
                 self.address,
                 stats.capacity,
                 stats.used,
-                pack_blocks(await self._store.inventory()),
+                pack_blocks(held[ahead:]),
                 self._store.attributes(),
+                len(held),
             )
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
             if join.incarnation != self._incarnation:
