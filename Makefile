@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup e2e bench bench-smoke
+.PHONY: help chaos simulate demo test check fmt generate lock clean setup e2e bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,12 @@ check: setup ## Lint, format, types, layers, generated files
 	mypy
 	lint-imports
 	$(PYTHON) -m tq_operator.api.generate --check
+
+simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
+	@TQ_SEEDS=$(or $(SEEDS),10000) TQ_FIRST_SEED=$(or $(FIRST),1) $(PYTHON) -m pytest -q -s tests/simulation $(PYTEST_ARGS)
+
+chaos: setup ## Kill servers under load; KILLS=50 times each
+	@TQ_CHAOS_KILLS=$(or $(KILLS),50) $(PYTHON) -m pytest -q -s tests/chaos $(PYTEST_ARGS)
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .

@@ -16,6 +16,7 @@ __all__ = ["Load", "percentile"]
 
 ROWS = 4
 WIDTH = 64
+GET_S = 60.0
 PARTITION = "load"
 
 
@@ -33,6 +34,9 @@ class Load:
     wrong: list[int] = field(default_factory=list)
     """Rows whose bytes were not what was put."""
     errors: list[str] = field(default_factory=list)
+    """Fetches and gets that failed: what they took is lost to the task."""
+    refused: list[str] = field(default_factory=list)
+    """Puts that raised, so that their rows were not acknowledged."""
     progress: list[float] = field(default_factory=list)
     """When each put was acknowledged, on the monotonic clock."""
 
@@ -63,7 +67,7 @@ class Load:
         for thread in self._threads[: self.writers]:
             thread.join(timeout_s)
         seen, since = -1, time.monotonic()
-        while set(self.acknowledged) - set(self.delivered):
+        while set(self.acknowledged) - set(self.delivered) and not self.errors:
             if len(self.delivered) != seen:
                 seen, since = len(self.delivered), time.monotonic()
             if time.monotonic() - since > timeout_s:
@@ -86,7 +90,7 @@ class Load:
                 try:
                     client.put(data, partition_id=PARTITION)
                 except TransferQueueError as error:
-                    self.errors.append(f"put: {type(error).__name__}: {error}")
+                    self.refused.append(f"{type(error).__name__}: {error}")
                     continue
                 self.progress.append(time.monotonic())
                 self.acknowledged.extend(rows.tolist())
@@ -111,11 +115,15 @@ class Load:
             client.close()
 
     def _take(self, client: tq.TransferQueueClient, meta: tq.BatchMeta) -> None:
-        try:
-            got = client.get_data(meta)
-        except TransferQueueError as error:
-            self.errors.append(f"get: {type(error).__name__}: {error}")
-            return
+        got = None
+        deadline = time.monotonic() + GET_S
+        while got is None:
+            try:
+                got = client.get_data(meta)
+            except TransferQueueError as error:  # its unit is away for longer than one get waits
+                if time.monotonic() > deadline:
+                    self.errors.append(f"get: {type(error).__name__}: {error}")
+                    return
         numbers = got["number"].tolist()
         wide = got["x"]
         for number, row in zip(numbers, wide.unbind(), strict=True):

@@ -12,14 +12,20 @@ from tests.chaos.load import Load, percentile
 from tests.integration.stack import running_stack
 from tests.waiting import wait_until
 
+TIMING = {"heartbeat": 0.3, "peerTimeout": 10.0, "reconnectGrace": 20.0}
+"""A unit is not given up while this machine takes its time to start it anew."""
 KILLS = int(os.environ.get("TQ_CHAOS_KILLS", "5"))
 """`make chaos` does 50."""
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durability", ["process", "node"])
 def test_a_controller_killed_under_load_loses_and_doubles_nothing(durability: str) -> None:
     resumed = []
-    with running_stack(units=2, capacity="64Mi", durability=durability) as stack, Load(stack.address) as load:
+    with (
+        running_stack(units=2, capacity="64Mi", durability=durability, timing=TIMING) as stack,
+        Load(stack.address) as load,
+    ):
         for number in range(KILLS):
             wanted = len(load.delivered) + 200
             wait_until(lambda wanted=wanted: len(load.delivered) >= wanted, f"load runs before kill {number}", 120)

@@ -64,9 +64,17 @@ class Controller(Server):
         self.core = core
         self.journal: GroupCommit | None = None
         self.clients = ClientSessions(secrets.token_hex(8), self._session_opened)
-        self.units = UnitRegistry(core, self.clients, lambda: self._after(self._announce_units), self.record)
+        self.units = UnitRegistry(
+            core,
+            self.clients,
+            lambda: self._after(self._announce_units),
+            self.record,
+            self._after,
+            config.timing.peer_timeout,
+        )
         self._loop = loop
-        self._effects: list[Effect] = []
+        self._effects: list[Effect] = []  # drained and not carried out yet
+        self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_at: float | None = None
         self._sweeper = loop.call_later(config.timing.heartbeat / 2, self._sweep)
@@ -151,7 +159,7 @@ class Controller(Server):
             return None
         if keep:
             session.keep_reply(request, result)
-            if self.journal is not None and self._drain_records():
+            if self.journal is not None and self._changed_something(session.writer, request):
                 self.journal.add(KeptReply(session.writer, request, result))  # type: ignore[arg-type]
         return result
 
@@ -196,13 +204,15 @@ class Controller(Server):
 
     def _flush(self) -> None:
         """Carry out what the core decided, and wake up at its next deadline."""
-        changed = self._drain_records() if self.journal is not None else set()
+        if self.journal is not None:
+            self._drain_records()
         effects, self._effects = self._effects or self.core.drain_effects(), []
         for effect in effects:
             if isinstance(effect, Answer):
-                self._answer(effect, (effect.client, effect.request) in changed)
+                self._answer(effect)
             elif isinstance(effect, FreeBlocks):
                 self._after(self.units.free, effect.unit, effect.blocks)
+        self._changed.clear()
         deadline = self.core.next_deadline()
         if deadline != self._deadline_at:
             if self._deadline is not None:
@@ -210,17 +220,20 @@ class Controller(Server):
             self._deadline_at = deadline
             self._deadline = None if deadline is None else self._loop.call_at(deadline, self._tick)
 
-    def _drain_records(self) -> set[tuple[int, int]]:
-        """Pass what changed on to the journal; the requests that changed it."""
+    def _changed_something(self, client: int, request: int) -> bool:
+        """Whether the request is to be answered the same way should it come again: it changed something."""
+        self._drain_records()
+        return (client, request) in self._changed
+
+    def _drain_records(self) -> None:
+        """Pass what changed on to the journal."""
         assert self.journal is not None
-        changed = set()
         for effect in self.core.drain_effects():
             if isinstance(effect, Journal):
                 self.journal.add(effect.record)
-                changed.add((effect.client, effect.request))
+                self._changed.add((effect.client, effect.request))
             else:
                 self._effects.append(effect)
-        return changed
 
     def record(self, entry: Record) -> None:
         """Keep what a restarted controller has to know."""
@@ -242,7 +255,7 @@ class Controller(Server):
                 self._drain_records()
             self.journal.after(action, *arguments)
 
-    def _answer(self, answer: Answer, changed: bool) -> None:
+    def _answer(self, answer: Answer) -> None:
         session = self.clients.get(answer.client)
         keep = session.parked.pop(answer.request, None) if session is not None else None
         if session is None or session.connection is None or keep is None:
@@ -252,7 +265,7 @@ class Controller(Server):
         elif answer.reply is not None:
             if keep:
                 session.keep_reply(answer.request, answer.reply)
-                if changed and self.journal is not None:
+                if self.journal is not None and self._changed_something(answer.client, answer.request):
                     self.journal.add(KeptReply(session.writer, answer.request, answer.reply))  # type: ignore[arg-type]
             self._after(session.connection.reply, answer.request, answer.reply)
 

@@ -125,7 +125,7 @@ class ControllerLink:
         self._config = config
         self._store = store
         self._keepalive = keepalive
-        self._incarnation = secrets.token_hex(8)
+        self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -239,7 +239,13 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     settings = {"prefault": config.prefault, **config.backend.settings}
     context = StoreContext(
-        config.name, config.capacity, settings, config.directory, log.warning, lost=lambda: link.start_over()
+        config.name,
+        config.capacity,
+        settings,
+        config.directory,
+        config.durability,
+        log.warning,
+        lost=lambda: link.start_over(),
     )
     store = await open_store(config.backend.kind, context)
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -55,19 +56,25 @@ class Joining:
 
 class UnitRegistry:
     """Storage units by number. ``changed`` is called when clients should hear of a new list, ``record`` with what a
-    restarted controller has to know."""
+    restarted controller has to know, ``after`` with what is to be done once that is kept. Blocks that a unit brings
+    along and that are not committed ``patience_s`` seconds later are freed."""
 
     def __init__(
         self,
         core: ControlCore,
         clients: ClientSessions,
         changed: Callable[[], None],
-        record: Callable[[Record], None] = lambda entry: None,
+        record: Callable[[Record], None],
+        after: Callable[..., None],
+        patience_s: float,
     ) -> None:
         self._core = core
         self._clients = clients
         self._changed = changed
         self._record = record
+        self._after = after
+        self._patience_s = patience_s
+        self._doubtful: deque[tuple[float, int, list[int]]] = deque()
         self._units: dict[int, UnitSession] = {}
         self._lost: dict[str, UnitSession] = {}  # by incarnation; may come back with their blocks
         self._next_unit = 0
@@ -111,20 +118,17 @@ class UnitRegistry:
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"
-        unknown = self.fence(session.info.unit, self._leave_to_writers(session.info.unit, inventory))
+        unknown = self.fence(session.info.unit, self._leave_to_writers(session.info.unit, inventory, now))
         self._changed()
         return Joined(session.info.unit, self._clients.run, pack_blocks(unknown))
 
-    def _leave_to_writers(self, unit: int, inventory: list[int]) -> list[int]:
-        """Blocks without rows, but for those whose writer may still commit them: they go if its session ends first."""
-        unknown = []
-        for block in self._core.unknown_blocks(unit, inventory):
-            writer = self._clients.get(block >> 32)
-            if writer is None or block in writer.fenced:
-                unknown.append(block)
-            else:
-                writer.announced[block] = unit
-        return unknown
+    def _leave_to_writers(self, unit: int, inventory: list[int], now: float) -> list[int]:
+        """Blocks without rows, but for those whose writer may be about to commit them: they are looked at again."""
+        unknown = self._core.unknown_blocks(unit, inventory)
+        doubtful = [block for block in unknown if self._clients.get(block >> 32) is not None]
+        if doubtful:
+            self._doubtful.append((now + self._patience_s, unit, doubtful))
+        return [block for block in unknown if self._clients.get(block >> 32) is None]
 
     def fence(self, unit: int, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that no row refers to; commits that come for them from now on are refused."""
@@ -152,10 +156,13 @@ class UnitRegistry:
             self._changed()
 
     def expire(self, before: float, now: float) -> None:
-        """Give up units that have been away since earlier than ``before``: their rows are lost."""
+        """Give up units that have been away since earlier than ``before``, and blocks that nobody committed."""
         for session in [item for item in self if item.connection is None and item.lost_at < before]:
             self._lose(session, now)
             self._changed()
+        while self._doubtful and self._doubtful[0][0] <= now:
+            _, unit, blocks = self._doubtful.popleft()
+            self._after(self.free, unit, self.fence(unit, blocks))
 
     # ----------------------------------------------------------------------------------------------------- durability
 
