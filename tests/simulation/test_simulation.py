@@ -45,7 +45,7 @@ class History:
         self._advance(calm)
         deadline = calm + SETTLING_S
         while world.clock.now < deadline:
-            self._advance(world.clock.now + 1.0)
+            self._advance(world.clock.now + 0.25)
             client = next(client for client in self.clients if not client.dead)
             if client.idle:
                 client.fetch(1)

@@ -35,6 +35,8 @@ storage:
 layout: dense
 """,
     "ray": "{backend: {ray: {}}}",
+    "durable-process": "{backend: {simple: {}}, controller: {durability: process}}",
+    "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
 }
 
 
