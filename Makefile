@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test operator-scale bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate operator-scale bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,12 @@ check: setup ## Lint, format, types, layers, generated files
 	$(PYTHON) -m tq_operator.api.generate --check
 	$(PYTHON) -m transfer_queue.runtime.metrics_page --check docs/metrics.md
 	$(PYTHON) scripts/tutorials --check
+
+simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
+	@TQ_SEEDS=$(or $(SEEDS),10000) TQ_FIRST_SEED=$(or $(FIRST),1) $(PYTHON) -m pytest -q -s tests/simulation $(PYTEST_ARGS)
+
+chaos: setup ## Kill servers under load; KILLS=50 times each
+	@TQ_CHAOS_KILLS=$(or $(KILLS),50) $(PYTHON) -m pytest -q -s tests/chaos $(PYTEST_ARGS)
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .

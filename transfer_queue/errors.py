@@ -8,6 +8,8 @@
     ├── InvalidTypeError (TypeError)          an argument has the wrong type
     │   └── UnsupportedFieldError (RuntimeError)  a field has a form that is not stored, such as a nested TensorDict
     ├── CorruptBlockError (ValueError)        stored or received bytes are not what their header says
+    ├── CorruptJournalError (ValueError)      a file of the controller's journal was damaged
+    ├── JournalWriteError (RuntimeError)      the journal cannot be written, so that nothing can be acknowledged
     ├── NotInitializedError (RuntimeError)    a call that needs ``init()`` came before it
     ├── StartError (RuntimeError)             a server process could not be started
     ├── ConnectionLostError (ConnectionError, RuntimeError)   a server cannot be reached or went away
@@ -39,9 +41,11 @@ __all__ = [
     "ConnectionLostError",
     "CorruptBlockError",
     "CorruptCheckpointError",
+    "CorruptJournalError",
     "DataLostError",
     "InvalidInputError",
     "InvalidTypeError",
+    "JournalWriteError",
     "KeyNotFoundError",
     "NotInitializedError",
     "NotReadyError",
@@ -81,6 +85,14 @@ class UnsupportedFieldError(InvalidTypeError, RuntimeError):
 
 class CorruptBlockError(TransferQueueError, ValueError):
     """Stored or received bytes are not what their header says: truncated, damaged, or not a block at all."""
+
+
+class CorruptJournalError(TransferQueueError, ValueError):
+    """A file of the controller's journal was damaged; the text names the file and the byte."""
+
+
+class JournalWriteError(TransferQueueError, RuntimeError):
+    """The journal cannot be written, for example because its disk is full. Nothing more is acknowledged."""
 
 
 class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):

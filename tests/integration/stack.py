@@ -105,8 +105,12 @@ class Stack:
         capacity: str = "64Mi",
         settings: dict[str, Any] | None = None,
         prefault: bool = False,
+        durability: str = "none",
         **controller: Any,
     ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
+        self._durability = durability
+        self._arenas = Path(tempfile.mkdtemp(prefix="tq-test-", dir="/dev/shm"))
         self._unit_count = units
         self._capacity = capacity
         self._prefault = prefault
@@ -116,9 +120,10 @@ class Stack:
             "backend": {"kind": "simple", "settings": settings or {}},
             "expectedUnits": units,
             "timing": TIMING,
+            "durability": durability,
+            **({"journal": str(self.folder / "journal")} if durability != "none" else {}),
             **controller,
         }
-        self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
         self.units: list[Process] = []
         self.controller: Process
 
@@ -145,10 +150,19 @@ class Stack:
             "capacity": self._capacity,
             "prefault": self._prefault,
             "timing": TIMING,
+            "durability": self._durability,
+            **({"directory": str(self._arenas)} if self._durability != "none" else {}),
         }
         unit = Process("transfer_queue.runtime.storage_unit", config, self.folder, name)
         self.units.append(unit)
         return unit.wait_ready() if wait else unit
+
+    def restart_controller(self) -> None:
+        """After it was killed: at the same address."""
+        port = int(self.address.rsplit(":", 1)[1])
+        self.controller.path.write_text(json.dumps({**self._controller_config, "port": port}))
+        self.controller.spawn()
+        self.controller.wait_ready()
 
     def used(self) -> float:
         """Bytes held by all living units."""
@@ -158,6 +172,7 @@ class Stack:
         for process in [*self.units, self.controller]:
             process.stop()
         shutil.rmtree(self.folder)
+        shutil.rmtree(self._arenas)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def claim(name: str) -> Iterator[Path]:
         if not _lock(lock):
             raise StartError(f"queue {name} is already running here; stop it with: tq down {name}")
         for old in folder.iterdir():
-            if old.name != "lock":
+            if old.name != "lock" and not old.is_dir():  # folders: what a durable queue takes up again
                 old.unlink()
         yield folder
         (folder / "queue.json").unlink(missing_ok=True)

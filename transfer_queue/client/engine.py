@@ -382,6 +382,9 @@ class Engine:
 
     def on_lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        drop = getattr(self._backend, "drop_lost", None)
+        if drop is not None:
+            drop()
 
 
 def _release_read(reading: asyncio.Task[LoadedBatch]) -> None:

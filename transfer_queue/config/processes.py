@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,15 @@ from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document
 from transfer_queue.config.quantity import Quantity
 
-__all__ = ["SMALLEST_CAPACITY", "BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
+__all__ = [
+    "SMALLEST_CAPACITY",
+    "BackendChoice",
+    "ControllerConfig",
+    "Durability",
+    "SamplerChoice",
+    "StorageUnitConfig",
+    "Timing",
+]
 
 SMALLEST_CAPACITY = 2**20
 """Bytes of a storage unit."""
@@ -28,6 +36,10 @@ class BackendChoice(Document):
 
     kind: str = "simple"
     settings: dict[str, Any] = Field(default_factory=dict)
+
+
+Durability = Literal["none", "process", "node"]
+"""What an acknowledged change survives: nothing; the end of any process; the end of the machine."""
 
 
 class Timing(Document):
@@ -60,6 +72,9 @@ class ControllerConfig(Document):
     expected_units: int = Field(default=0, ge=0)
     """/readyz answers 200 once this many storage units are registered."""
     timing: Timing = Timing()
+    durability: Durability = "none"
+    journal: str | None = None
+    """Folder of the journal; needed unless ``durability`` is none. For node it has to outlive the machine."""
 
 
 class StorageUnitConfig(Document):
@@ -80,6 +95,9 @@ class StorageUnitConfig(Document):
     """Bytes of the arena or segment."""
     directory: str = "/dev/shm"
     """Where the arena's file is made; a tmpfs that clients on the same host share."""
+    durability: Durability = "none"
+    """Unless none, the arena is kept in ``directory``, which is this queue's alone, and taken up again at a start. For
+    node the directory has to outlive the machine."""
     prefault: bool = True
     """Touch the arena's pages in the background after start."""
     timing: Timing = Timing()

@@ -19,6 +19,7 @@ from transfer_queue.errors import ConfigError
 __all__ = [
     "Backend",
     "Controller",
+    "Journal",
     "Metadata",
     "Mooncake",
     "Simple",
@@ -32,6 +33,7 @@ __all__ = [
 Port = Annotated[int, Between(1, 65535)]
 Interface = Annotated[str, Matches(r"^[a-zA-Z0-9_.:@-]+$", "the name of a network interface, such as eth0", 15)]
 UnitCapacity = Annotated[Quantity, AtLeast(defaults.SMALLEST_CAPACITY, "a storage unit")]
+Durability = Literal["none", "process", "node"]
 SamplerName = Literal[
     "SequentialSampler",
     "GRPOGroupNSampler",
@@ -78,6 +80,15 @@ class Sampler(Model):
     )
 
 
+class Journal(Model):
+    """Where the controller keeps its journal on a cluster, with durability node."""
+
+    size: Quantity = Field(default=Quantity(defaults.JOURNAL_SIZE), description="Size of its persistent volume.")
+    storage_class_name: str | None = Field(
+        default=None, description="Storage class of persistent volumes; unset: the cluster's default."
+    )
+
+
 class Controller(Part):
     """The process that knows which rows exist, which are ready and who consumed them."""
 
@@ -90,6 +101,12 @@ class Controller(Part):
     polling_mode: bool = Field(
         default=False, description="Answer at once when too few rows are ready, instead of waiting."
     )
+    durability: Durability = Field(
+        default="none",
+        description="What acknowledged rows survive. none: nothing; process: the end of any process or container; "
+        "node: the end of the machine too, on persistent volumes.",
+    )
+    journal: Journal = Field(default=Journal(), description="The journal, unless durability is none.")
     sample_capacity: Annotated[int, Between(1, 2**53)] | None = Field(
         default=None, description="Most rows that may be live at once; unset: as the backend says."
     )

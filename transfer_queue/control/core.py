@@ -122,8 +122,7 @@ class ControlCore:
         else:
             found = self.room.find(client, request)
             waiters = [] if found is None else [found]
-        for waiter in waiters:
-            self._leave(waiter)
+        self._leave(waiters)
 
     def tick(self, now: float) -> None:
         """Answer parked requests whose deadline has come with an error."""
@@ -135,7 +134,7 @@ class ControlCore:
             else:
                 error = self.serving.timeout_error(waiter, self.partitions.get(waiter.command.partition), known)
             self.log.answer(waiter.client, waiter.request, error)
-            self._leave(waiter)
+            self._leave([waiter])
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
@@ -211,12 +210,16 @@ class ControlCore:
             self.serving.serve_lacking(partition)
         self._admit()  # refuses the first parked commit if its blocks are gone
 
+    def unit_suspect(self, unit: int) -> None:
+        """The unit cannot be reached for now: what it holds counts, but it is asked when it joins."""
+        self.units.suspect(unit)
+
     def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
 
-        Blocks that the core knew when the unit was lost, or when the core itself was restored, are confirmed or lost;
-        younger ones are not touched, as their commit may have overtaken the inventory. A unit that comes back as a
-        new process must be reported lost first.
+        Blocks that the core knew when the unit was suspected or lost, or when the core itself was restored, are
+        confirmed or lost; younger ones are not touched, as their commit may have overtaken the inventory. A unit whose
+        memory is new must be reported lost first.
         """
         restored, lost = self.units.sort_out(unit, inventory or ())
         self._join(unit, restored, lost)
@@ -327,13 +330,15 @@ class ControlCore:
                 result = error
             self.log.answer(waiter.client, waiter.request, result)
 
-    def _leave(self, waiter: Waiter) -> None:
-        """A waiter goes unserved; those behind it may be able to go on."""
-        self.room.remove(waiter)
-        if isinstance(waiter.command, Commit):
-            self._admit()
-        elif partition := self.partitions.get(waiter.command.partition):
-            self.serving.serve(partition, [partition.subscribe(waiter.command.task, tuple(waiter.command.fields))])
+    def _leave(self, waiters: list[Waiter]) -> None:
+        """Waiters go unserved, all before any of those behind them goes on."""
+        for waiter in waiters:
+            self.room.remove(waiter)
+        for waiter in waiters:
+            if isinstance(waiter.command, Commit):
+                self._admit()
+            elif partition := self.partitions.get(waiter.command.partition):
+                self.serving.serve(partition, [partition.subscribe(waiter.command.task, tuple(waiter.command.fields))])
 
     # ------------------------------------------------------------------------------------------------ fetch, change
 

@@ -78,6 +78,11 @@ class EffectLog:
         """Call only while ``journaling``: the caller saves the building of the record otherwise."""
         self._records.append(Journal(record, *self.origin))
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are records to drain."""
+        return bool(self._records)
+
     def drain(self) -> list[Effect]:
         if not (self._records or self._frees or self._answers):
             return []

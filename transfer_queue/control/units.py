@@ -25,9 +25,13 @@ class Units:
     def lose(self, unit: int) -> None:
         """All cells on the unit are lost until it returns with their blocks, or they are written again."""
         self.lost.add(unit)
+        self._mark_lost(self.suspect(unit))
+
+    def suspect(self, unit: int) -> Ints:
+        """The unit is to be asked for all of its blocks, whose slots are returned."""
         slots = self._blocks.slots_of_unit(unit)
         self._blocks.suspect.array[slots] = 1
-        self._mark_lost(slots)
+        return slots
 
     def sort_out(self, unit: int, inventory: Iterable[int]) -> tuple[list[int], list[int]]:
         """Suspect blocks of a unit that are in its inventory, and those that are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStack", "default_plan"]
 
+SHARED_MEMORY = Path("/dev/shm")
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -51,6 +53,7 @@ class LocalStack:
         began = time.monotonic()
         load_sampler(self.plan.controller.sampler)
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._choose_folders()
         with ExitStack() as undo:
             undo.callback(self.stop)
             if self.plan.master:
@@ -66,6 +69,15 @@ class LocalStack:
                 progress(f"{unit.name} ready", time.monotonic() - began)
             undo.pop_all()
         return self
+
+    def _choose_folders(self) -> None:
+        durability = self.plan.controller.durability
+        if durability == "none" or self.plan.controller.journal is not None:
+            return
+        shared = SHARED_MEMORY / f"transferqueue-{os.getuid()}" / self.plan.name
+        arenas = shared if durability == "process" else self.directory / "arenas"
+        arenas.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.plan = self.plan.with_folders(self.directory / "journal", arenas)
 
     def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
         return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)

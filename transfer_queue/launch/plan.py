@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
@@ -53,6 +54,14 @@ class LocalPlan:
             units=tuple(unit.model_copy(update=update) for unit in self.units),
         )
 
+    def with_folders(self, journal: Path, arenas: Path) -> LocalPlan:
+        """The plan with places for what outlives the processes."""
+        return replace(
+            self,
+            controller=self.controller.model_copy(update={"journal": str(journal)}),
+            units=tuple(unit.model_copy(update={"directory": str(arenas)}) for unit in self.units),
+        )
+
     def unit_configs(self, controller: str) -> list[StorageUnitConfig]:
         """The storage units of a controller that serves at ``controller`` (host:port)."""
         return [unit.model_copy(update={"controller": [controller]}) for unit in self.units]
@@ -98,6 +107,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
             sampler=SamplerChoice(name=spec.controller.sampler.name, args=dict(spec.controller.sampler.args)),
             polling_mode=spec.controller.polling_mode,
             sample_capacity=spec.sample_capacity,
+            durability=spec.controller.durability,
             backend=backend,
             expected_units=spec.storage.replicas,
         ),
@@ -110,6 +120,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
                 controller=["unknown:0"],
                 backend=backend,
                 capacity=capacity,
+                durability=spec.controller.durability,
             )
             for number in range(spec.storage.replicas)
         ),

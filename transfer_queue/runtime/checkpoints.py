@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -24,11 +24,12 @@ _MAX_STATE_BYTES = 1 << 33
 
 
 class Checkpoints:
-    """A capture belongs to the connection that asked for it and ends with it."""
+    """A capture belongs to the connection that asked for it and ends with it. ``after``: see ``UnitRegistry``."""
 
-    def __init__(self, core: ControlCore, units: UnitRegistry) -> None:
+    def __init__(self, core: ControlCore, units: UnitRegistry, after: Callable[..., None]) -> None:
         self._core = core
         self._units = units
+        self._after = after
 
     def serve(
         self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
@@ -46,7 +47,7 @@ class Checkpoints:
             connection.reply(request, Done())
         else:
             self._adopt(session, payload)
-            connection.reply(request, Done())
+            self._after(connection.reply, request, Done())
 
     def check_size(self, nbytes: int) -> None:
         """Before the state of a checkpoint is received. Raises RequestError, QueueNotEmptyError."""

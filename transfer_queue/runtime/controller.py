@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 import sys
+from collections.abc import Callable
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -18,20 +19,24 @@ import msgspec
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.control.commands import Command, Commit, Reply, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.effects import Answer, FreeBlocks, Parked
+from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
+from transfer_queue.control.records import Record
 from transfer_queue.errors import RequestError, TransferQueueError
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.counters import ControllerCounters
+from transfer_queue.runtime.durable import GroupCommit
+from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
 from transfer_queue.runtime.http import Page, StatusServer
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
+from transfer_queue.runtime.recovery import Keeping
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
 from transfer_queue.runtime.tracing import Recorder
-from transfer_queue.runtime.units import UnitRegistry, unpack_blocks
+from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.web import read_pages
 from transfer_queue.wire.messages import (
     Adopt,
@@ -42,6 +47,7 @@ from transfer_queue.wire.messages import (
     EndCapture,
     Envelope,
     Hello,
+    Holding,
     Join,
     Look,
     ReportOrphans,
@@ -59,22 +65,34 @@ _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
 class Controller(Server):
-    """Serves clients and storage units. All state that matters is in the core; sessions make retries exact."""
+    """Serves clients and storage units. All state that matters is in the core; sessions make retries exact.
+
+    With ``journal`` set, whatever others would notice of a change waits until the change is kept there.
+    """
 
     def __init__(self, config: ControllerConfig, core: ControlCore, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(_DECODER, Keepalive(config.timing.heartbeat, config.timing.peer_timeout))
         self.config = config
         self.core = core
-        self.run = secrets.token_hex(8)
         self.counters = ControllerCounters()
         self.started = loop.time()
         self.recorder: Recorder | None = None
         self.metrics_address = ""
         """host:port of /metrics; empty: off."""
-        self.clients = ClientSessions(self.run)
-        self.units = UnitRegistry(core, self.clients, self.run, self._announce_units)
-        self.checkpoints = Checkpoints(core, self.units)
+        self.journal: GroupCommit | None = None
+        self.clients = ClientSessions(secrets.token_hex(8), self._session_opened)
+        self.units = UnitRegistry(
+            core,
+            self.clients,
+            lambda: self._after(self._announce_units),
+            self.record,
+            self._after,
+            config.timing.peer_timeout,
+        )
+        self.checkpoints = Checkpoints(core, self.units, self._after)
         self._loop = loop
+        self._effects: list[Effect] = []  # drained and not carried out yet
+        self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_at: float | None = None
         self._sweeper = loop.call_later(config.timing.heartbeat / 2, self._sweep)
@@ -84,6 +102,11 @@ class Controller(Server):
         if self._deadline is not None:
             self._deadline.cancel()
         await super().close()
+
+    @property
+    def run(self) -> str:
+        """Identity of the queue's life."""
+        return self.clients.run
 
     def now(self) -> float:
         """The clock of everything that the core is told, in seconds."""
@@ -103,12 +126,13 @@ class Controller(Server):
 
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         if hello.role == "unit":
-            connection.context = hello  # until it joins
+            connection.context = Joining()
             return Welcome("controller", name=self.config.name, run=self.run)
         session, resumed = self.clients.admit(hello, connection)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
             self.core.cancel(session.writer)
+            self._flush()
         connection.context = session
         return Welcome(
             "controller",
@@ -133,13 +157,15 @@ class Controller(Server):
                 reply = self._serve(connection, request, body, floor)
             failed = False
         except TransferQueueError as error:
-            connection.fail(request, error)
+            if isinstance(body, Join):
+                log.warning("%s at %s cannot join: %s", body.name, body.address, error)
+            self._after(connection.fail, request, error)
         except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
             log.exception("request %s failed", type(body).__name__)
-            connection.fail(request, RequestError(f"{type(error).__name__} in the controller: {error}"))
+            self._after(connection.fail, request, RequestError(f"{type(error).__name__} in the controller: {error}"))
         else:
             if reply is not None:
-                connection.reply(request, reply)
+                self._after(connection.reply, request, reply)
         self.counters.requests.count(type(body), perf_counter() - started, failed)
         self._flush()
 
@@ -151,8 +177,8 @@ class Controller(Server):
             return Value(picture(self))
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
-        if isinstance(body, Join) and not isinstance(session, ClientSession):
-            return self.units.join(connection, body, self._loop.time())
+        if isinstance(body, Join) and isinstance(session, Joining):
+            return self.units.join(connection, body, session.inventory(body), self._loop.time())
         raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
 
     def _trace(self, connection: Connection, most: int) -> list[Any]:
@@ -188,6 +214,8 @@ class Controller(Server):
             self.recorder.record(session.client_id, command, result, started, monotonic())
         if keep:
             session.keep_reply(request, result)
+            if self.journal is not None and self._changed_something(session.writer, request):
+                self.journal.add(KeptReply(session.writer, request, result))  # type: ignore[arg-type]
         return result
 
     def notice(self, connection: Connection, body: Any) -> None:
@@ -202,7 +230,9 @@ class Controller(Server):
             self.units.report(session, body)
         elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):
             unit = session.info.unit
-            self.units.free(unit, self.units.fence(unit, unpack_blocks(body.blocks)))
+            self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
+        elif isinstance(session, Joining) and isinstance(body, Holding):
+            self._hold(connection, session, body)
         else:
             connection.abort(f"unexpected notice {type(body).__name__}")
 
@@ -211,6 +241,13 @@ class Controller(Server):
             self.checkpoints.check_size(nbytes)
             return None
         return super().receive_buffer(connection, body, nbytes)
+
+    def _hold(self, connection: Connection, joining: Joining, holding: Holding) -> None:
+        try:
+            joining.add(holding.blocks)
+        except RequestError as error:
+            log.warning("%s cannot join: %s", connection.peer, error)
+            connection.abort(str(error))
 
     def gone(self, connection: Connection) -> None:
         self.checkpoints.gone(connection)
@@ -231,17 +268,56 @@ class Controller(Server):
 
     def _flush(self) -> None:
         """Carry out what the core decided, and wake up at its next deadline."""
-        for effect in self.core.drain_effects():
+        if self.journal is not None:
+            self._drain_records()
+        effects, self._effects = self._effects or self.core.drain_effects(), []
+        for effect in effects:
             if isinstance(effect, Answer):
                 self._answer(effect)
             elif isinstance(effect, FreeBlocks):
-                self.units.free(effect.unit, effect.blocks)
+                self._after(self.units.free, effect.unit, effect.blocks)
+        self._changed.clear()
         deadline = self.core.next_deadline()
         if deadline != self._deadline_at:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline_at = deadline
             self._deadline = None if deadline is None else self._loop.call_at(deadline, self._tick)
+
+    def _changed_something(self, client: int, request: int) -> bool:
+        """Whether the request is to be answered the same way should it come again: it changed something."""
+        self._drain_records()
+        return (client, request) in self._changed
+
+    def _drain_records(self) -> None:
+        """Pass what changed on to the journal."""
+        assert self.journal is not None
+        for effect in self.core.drain_effects():
+            if isinstance(effect, Journal):
+                self.journal.add(effect.record)
+                self._changed.add((effect.client, effect.request))
+            else:
+                self._effects.append(effect)
+
+    def record(self, entry: Record) -> None:
+        """Keep what a restarted controller has to know."""
+        if self.journal is not None:
+            self._drain_records()
+            self.journal.add(entry)
+
+    def _session_opened(self, session: ClientSession) -> None:
+        self.record(SessionOpened(session.writer, session.client_id))
+        if self.journal is not None:
+            self.journal.flush()  # before the client hears its number
+
+    def _after(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do what others notice once all changes so far are kept."""
+        if self.journal is None:
+            action(*arguments)
+        else:
+            if self.core.log.pending:
+                self._drain_records()
+            self.journal.after(action, *arguments)
 
     def _answer(self, answer: Answer) -> None:
         session = self.clients.get(answer.client)
@@ -253,11 +329,13 @@ class Controller(Server):
         if self.recorder is not None:
             self.recorder.record(session.client_id, parked.command, answer.reply, parked.since, now)
         if answer.error is not None:
-            session.connection.fail(answer.request, answer.error)
+            self._after(session.connection.fail, answer.request, answer.error)
         elif answer.reply is not None:
             if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
-            session.connection.reply(answer.request, answer.reply)
+                if self.journal is not None and self._changed_something(answer.client, answer.request):
+                    self.journal.add(KeptReply(session.writer, answer.request, answer.reply))  # type: ignore[arg-type]
+            self._after(session.connection.reply, answer.request, answer.reply)
 
     def _tick(self) -> None:
         self._deadline_at = None
@@ -275,7 +353,8 @@ class Controller(Server):
             for block, unit in session.announced.items():
                 by_unit.setdefault(unit, []).append(block)
             for unit, blocks in by_unit.items():
-                self.units.free(unit, self.core.unknown_blocks(unit, blocks))
+                self._after(self.units.free, unit, self.core.unknown_blocks(unit, blocks))
+            self.record(SessionClosed(session.writer))
         self._flush()
 
     def _announce_units(self) -> None:
@@ -291,21 +370,29 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         sampler=load_sampler(config.sampler),
         polling=config.polling_mode,
         sample_capacity=config.sample_capacity,
+        journal=config.durability != "none",
     )
     controller = Controller(config, core, asyncio.get_running_loop())
     pages: dict[str, Page] = {path: partial(_same, *content) for path, content in read_pages().items()}
     pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
     status = StatusServer(controller_registry(controller), controller.missing, pages)
+    keeping: Keeping | None = None
     try:
+        if config.durability != "none":
+            keeping = Keeping(controller, stop)
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)
             controller.metrics_address = status.address  # before the first client is welcomed
         await controller.listen(config.host, config.port, config.advertise_host)
         announce_ready(name=config.name, address=controller.address, metrics=status.address or None, run=controller.run)
         await stop.wait()
+        if keeping is not None:
+            keeping.check()
     finally:
         status.close()
         await controller.close()
+        if keeping is not None:
+            keeping.close()
 
 
 def _same(content_type: str, content: bytes) -> tuple[str, bytes]:

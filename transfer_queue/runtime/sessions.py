@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from transfer_queue.control.commands import Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.entries import SavedSession
 from transfer_queue.wire.messages import Hello, UnitInfo
 
 __all__ = ["ClientSession", "ClientSessions", "ParkedRequest", "UnitSession"]
@@ -67,32 +68,60 @@ class ClientSession:
             if ref.block in self.fenced:
                 raise StorageKeyNotFoundError(f"block {ref.block:#x} was freed before its commit; put it again")
 
+    def saved(self) -> SavedSession:
+        """What a restarted controller has to know."""
+        return SavedSession(self.writer, self.client_id, dict(self._replies), sorted(self.fenced))  # type: ignore[arg-type]
+
+    @classmethod
+    def restored(cls, saved: SavedSession) -> ClientSession:
+        return cls(saved.writer, saved.client_id, fenced=set(saved.fenced), _replies=dict(saved.replies))
+
     def committed(self, command: Commit) -> None:
         for ref in command.blocks:
             self.announced.pop(ref.block, None)
 
 
 class ClientSessions:
-    """Sessions by writer number. Numbers start at random so that they differ between lives of a controller."""
+    """Sessions by writer number. Numbers start at random so that they differ between lives of a controller.
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    ``opened`` is called with each new session."""
+
+    def __init__(self, run: str, opened: Callable[[ClientSession], None] = lambda session: None) -> None:
+        self.run = run
+        self._opened = opened
         self._next_writer = 1 + secrets.randbelow(2**30)
         self._by_writer: dict[int, ClientSession] = {}
 
     def admit(self, hello: Hello, connection: Connection) -> tuple[ClientSession, bool]:
         """The session of a new connection, and whether it continues an earlier one."""
-        session = self._by_writer.get(hello.writer) if hello.run == self._run else None
+        session = self._by_writer.get(hello.writer) if hello.run == self.run else None
         resumed = session is not None and session.client_id == hello.client_id
         if session is None or not resumed:
+            while self._next_writer in self._by_writer:
+                self._next_writer += 1
             session = ClientSession(self._next_writer, hello.client_id)
             self._next_writer += 1
             self._by_writer[session.writer] = session
+            self._opened(session)
         session.connection = connection
         return session, resumed
 
     def get(self, writer: int) -> ClientSession | None:
         return self._by_writer.get(writer)
+
+    def restore(self, saved: SavedSession) -> None:
+        """A session of an earlier life of this controller."""
+        self._by_writer[saved.writer] = ClientSession.restored(saved)
+
+    def fence(self, block: int) -> bool:
+        """Refuse the commit of a block that is being freed; False: its writer is gone, so that none can come."""
+        session = self._by_writer.get(block >> 32)
+        if session is not None:
+            session.fenced.add(block)
+        return session is not None
+
+    def forget(self, writer: int) -> None:
+        self._by_writer.pop(writer, None)
 
     def expired(self, before: float) -> list[ClientSession]:
         """Remove and return the sessions that lost their connection earlier than ``before``."""

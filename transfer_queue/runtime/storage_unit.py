@@ -33,6 +33,7 @@ from transfer_queue.wire.messages import (
     Envelope,
     FreeBlocks,
     Hello,
+    Holding,
     Join,
     ReportOrphans,
     UnitReport,
@@ -48,6 +49,8 @@ _CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _JOIN_TIMEOUT_S = 30.0
 _RETRY_S = (0.1, 2.0)
+_LISTED = 1 << 20
+"""Blocks in one message, so that it stays within what a controller takes."""
 
 
 class _ClientPeer:
@@ -184,14 +187,19 @@ class ControllerLink:
         connection = await self._connect()
         try:
             stats = self._store.stats()
+            held = await self._store.inventory()
+            ahead = len(held) // _LISTED * _LISTED
+            for start in range(0, ahead, _LISTED):
+                connection.send(Holding(pack_blocks(held[start : start + _LISTED])))
             join = Join(
                 config.name,
                 self._incarnation,
                 self.address,
                 stats.capacity,
                 stats.used,
-                pack_blocks(await self._store.inventory()),
+                pack_blocks(held[ahead:]),
                 self._store.attributes(),
+                len(held),
             )
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
             if join.incarnation != self._incarnation:
@@ -250,7 +258,13 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     settings = {"prefault": config.prefault, **config.backend.settings}
     context = StoreContext(
-        config.name, config.capacity, settings, config.directory, log.warning, lost=lambda: link.start_over()
+        config.name,
+        config.capacity,
+        settings,
+        config.directory,
+        config.durability,
+        log.warning,
+        lost=lambda: link.start_over(),
     )
     store = await open_store(config.backend.kind, context)
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)

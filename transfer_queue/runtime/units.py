@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import numpy as np
 
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.records import Record, UnitJoined, UnitLost
+from transfer_queue.errors import RequestError
 from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.entries import BlocksFenced, SavedUnit, UnitRegistered
 from transfer_queue.runtime.pins import Pins
 from transfer_queue.runtime.sessions import ClientSessions, UnitSession
 from transfer_queue.wire.messages import FreeBlocks, Join, Joined, UnitInfo, UnitReport
 
-__all__ = ["UnitRegistry", "pack_blocks", "unpack_blocks"]
+__all__ = ["Joining", "UnitRegistry", "pack_blocks", "unpack_blocks"]
+
+
+_MOST_BLOCKS = 1 << 26
 
 
 def pack_blocks(blocks: Iterable[int]) -> bytes:
@@ -22,17 +29,53 @@ def pack_blocks(blocks: Iterable[int]) -> bytes:
 
 
 def unpack_blocks(data: bytes) -> list[int]:
+    """i64 bytes -> block ids. Raises RequestError."""
+    if len(data) % 8:
+        raise RequestError(f"block ids are 8 bytes each; got {len(data)} bytes")
     return np.frombuffer(data, dtype="<i8").tolist()  # type: ignore[no-any-return]
 
 
-class UnitRegistry:
-    """Storage units by number. ``changed`` is called when clients should hear of a new list."""
+class Joining:
+    """The connection of a unit that has not joined yet: what it said that it holds."""
 
-    def __init__(self, core: ControlCore, clients: ClientSessions, run: str, changed: Callable[[], None]) -> None:
+    def __init__(self) -> None:
+        self._blocks: list[int] = []
+
+    def add(self, data: bytes) -> None:
+        """Raises RequestError for what cannot be block ids, and for more of them than any unit holds."""
+        self._blocks += unpack_blocks(data)
+        if len(self._blocks) > _MOST_BLOCKS:
+            raise RequestError(f"a unit with more than {_MOST_BLOCKS} blocks cannot join")
+
+    def inventory(self, join: Join) -> list[int]:
+        """All that the unit holds. Raises RequestError."""
+        self.add(join.blocks)
+        if len(self._blocks) != join.held:
+            raise RequestError(f"{join.held} blocks were announced, {len(self._blocks)} listed")
+        return self._blocks
+
+
+class UnitRegistry:
+    """Storage units by number. ``changed`` is called when clients should hear of a new list, ``record`` with what a
+    restarted controller has to know, ``after`` with what is to be done once that is kept. Blocks that a unit brings
+    along and that are not committed ``patience_s`` seconds later are freed."""
+
+    def __init__(
+        self,
+        core: ControlCore,
+        clients: ClientSessions,
+        changed: Callable[[], None],
+        record: Callable[[Record], None],
+        after: Callable[..., None],
+        patience_s: float,
+    ) -> None:
         self._core = core
         self._clients = clients
-        self._run = run
         self._changed = changed
+        self._record = record
+        self._after = after
+        self._patience_s = patience_s
+        self._doubtful: deque[tuple[float, int, list[int]]] = deque()
         self.pins = Pins()
         self._units: dict[int, UnitSession] = {}
         self._lost: dict[str, UnitSession] = {}  # by incarnation; may come back with their blocks
@@ -52,9 +95,8 @@ class UnitRegistry:
     def connected(self) -> int:
         return sum(session.connection is not None for session in self._units.values())
 
-    def join(self, connection: Connection, join: Join, now: float) -> Joined:
-        """Register a unit, or take back one that lost its connection."""
-        inventory = unpack_blocks(join.blocks)
+    def join(self, connection: Connection, join: Join, inventory: list[int], now: float) -> Joined:
+        """Register a unit that holds ``inventory``, or take back one that lost its connection."""
         session = self._same_incarnation(join)
         if session is None:
             for old in [item for item in self if item.info.name == join.name]:
@@ -64,26 +106,39 @@ class UnitRegistry:
             unit, self._next_unit = self._next_unit, self._next_unit + 1
             info = UnitInfo(unit, join.name, join.address, join.capacity, join.used, False, join.attributes)
             session = self._units[unit] = UnitSession(info, join.incarnation, connection)
+            self._record(UnitRegistered(info, join.incarnation))
             self._core.unit_joined(unit)
-        elif session.connection is not None:
-            session.connection.abort("the unit registered over another connection")
-        elif session.info.unit not in self._units:  # it had been given up
-            self._units[session.info.unit] = session
+        else:
+            if session.connection is not None:
+                session.connection.abort("the unit registered over another connection")
+                self._core.unit_suspect(session.info.unit)
+            self._units[session.info.unit] = session  # it may have been given up
+            session.info = msgspec.structs.replace(
+                session.info, address=join.address, used=join.used, attributes=join.attributes
+            )
             self._core.unit_joined(session.info.unit, inventory)
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"
-        unknown = self.pins.spare(session.info.unit, self.fence(session.info.unit, inventory))
+        unit = session.info.unit
+        unknown = self.pins.spare(unit, self.fence(unit, self._leave_to_writers(unit, inventory, now)))
         self._changed()
-        return Joined(session.info.unit, self._run, pack_blocks(unknown))
+        return Joined(session.info.unit, self._clients.run, pack_blocks(unknown))
+
+    def _leave_to_writers(self, unit: int, inventory: list[int], now: float) -> list[int]:
+        """Blocks without rows, but for those whose writer may be about to commit them: they are looked at again."""
+        unknown = self._core.unknown_blocks(unit, inventory)
+        doubtful = [block for block in unknown if self._clients.get(block >> 32) is not None]
+        if doubtful:
+            self._doubtful.append((now + self._patience_s, unit, doubtful))
+        return [block for block in unknown if self._clients.get(block >> 32) is None]
 
     def fence(self, unit: int, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that no row refers to; commits that come for them from now on are refused."""
         unknown = self._core.unknown_blocks(unit, blocks)
-        for block in unknown:
-            writer = self._clients.get(block >> 32)
-            if writer is not None:
-                writer.fenced.add(block)
+        fenced = [block for block in unknown if self._clients.fence(block)]
+        if fenced:
+            self._record(BlocksFenced(fenced))
         return unknown
 
     def free(self, unit: int, blocks: list[int]) -> None:
@@ -101,13 +156,57 @@ class UnitRegistry:
         if session.connection is connection:
             session.connection = None
             session.lost_at = now
+            self._core.unit_suspect(session.info.unit)
             self._changed()
 
     def expire(self, before: float, now: float) -> None:
-        """Give up units that have been away since earlier than ``before``: their rows are lost."""
+        """Give up units that have been away since earlier than ``before``, and blocks that nobody committed."""
         for session in [item for item in self if item.connection is None and item.lost_at < before]:
             self._lose(session, now)
             self._changed()
+        while self._doubtful and self._doubtful[0][0] <= now:
+            _, unit, blocks = self._doubtful.popleft()
+            self._after(self.free, unit, self.fence(unit, blocks))
+
+    # ----------------------------------------------------------------------------------------------------- durability
+
+    def saved(self) -> tuple[list[SavedUnit], list[SavedUnit], int]:
+        """Units, those that were given up, and the next number."""
+        units, lost = (
+            [SavedUnit(session.info, session.incarnation) for session in sessions.values()]
+            for sessions in (self._units, self._lost)
+        )
+        return units, lost, self._next_unit
+
+    def restore(self, units: list[SavedUnit], lost: list[SavedUnit], next_unit: int) -> None:
+        """Units of an earlier life of this controller; they are expected back."""
+        for saved in units:
+            self._units[saved.info.unit] = UnitSession(saved.info, saved.incarnation, None)
+        for saved in lost:
+            self._lost[saved.incarnation] = UnitSession(saved.info, saved.incarnation, None)
+        self._next_unit = next_unit
+
+    def replay(self, entry: Record) -> None:
+        """What happened since: a unit was registered, lost, or came back."""
+        if isinstance(entry, UnitRegistered):
+            for gone in [key for key, item in self._lost.items() if item.info.name == entry.info.name]:
+                del self._lost[gone]
+            self._units[entry.info.unit] = UnitSession(entry.info, entry.incarnation, None)
+            self._next_unit = max(self._next_unit, entry.info.unit + 1)
+        elif isinstance(entry, UnitLost) and entry.unit in self._units:
+            session = self._units.pop(entry.unit)
+            self._lost[session.incarnation] = session
+        elif isinstance(entry, UnitJoined):
+            for key, session in list(self._lost.items()):
+                if session.info.unit == entry.unit:
+                    self._units[entry.unit] = self._lost.pop(key)
+
+    def expect_back(self, by: float) -> None:
+        """After a restart: units that are not back at ``by`` are given up when their grace is over."""
+        for session in self._units.values():
+            session.lost_at = by
+
+    # --------------------------------------------------------------------------------------------------------- losing
 
     def _lose(self, session: UnitSession, now: float) -> None:
         del self._units[session.info.unit]

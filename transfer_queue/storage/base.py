@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from transfer_queue.config.processes import Durability
 from transfer_queue.wire.messages import UnitInfo, UnitStats
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class StoreContext:
     settings: dict[str, Any]
     directory: str
     """Where files of shared memory may be made (tmpfs)."""
+    durability: Durability = "none"
+    """Beyond none the directory is this queue's alone, and blocks in it are kept for the next process."""
     log: Callable[[str], None] = field(default=lambda text: None)
     lost: Callable[[], None] = field(default=lambda: None)
     """To be called on the loop when everything the store held is gone though this process lives on. The unit then

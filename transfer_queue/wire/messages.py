@@ -34,6 +34,7 @@ __all__ = [
     "Fill",
     "FreeBlocks",
     "Hello",
+    "Holding",
     "Join",
     "Joined",
     "Kind",
@@ -230,8 +231,15 @@ class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
     units: list[UnitInfo]
 
 
+class Holding(Message, frozen=True, tag=True):
+    """Notice of a unit before it joins: it holds these blocks (i64 bytes) besides those of its Join."""
+
+    blocks: bytes
+
+
 class Join(Message, frozen=True, tag=True, omit_defaults=True):
-    """A storage unit registers. ``incarnation``: random, new at each start. ``blocks``: what it holds, i64 bytes."""
+    """A storage unit registers. ``incarnation``: random, new whenever its memory is. ``blocks``: what it holds, i64
+    bytes; more than fit into a frame were sent ahead as Holding. ``held``: how many that makes in all."""
 
     name: str
     incarnation: str
@@ -240,6 +248,7 @@ class Join(Message, frozen=True, tag=True, omit_defaults=True):
     used: int = 0
     blocks: bytes = b""
     attributes: dict[str, Any] = {}
+    held: int = 0
 
 
 class Joined(Message, frozen=True, tag=True, omit_defaults=True):
@@ -387,6 +396,7 @@ ControllerRequest = (
     | Look
     | Trace
     | Cancel
+    | Holding
     | Join
     | UnitReport
     | ReportOrphans

@@ -48,7 +48,7 @@ matchExpressions:
   resources: [transferqueues/finalizers]
   verbs: [update]
 - apiGroups: [""]
-  resources: [configmaps, services]
+  resources: [configmaps, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import yaml
 
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
@@ -16,7 +18,13 @@ from tq_operator.plan.pods import (
     service,
 )
 from tq_operator.plan.queue import Images, Manifest, Queue
-from tq_operator.plan.settings import ARENA_DIRECTORY, attach_settings, controller_settings, storage_settings
+from tq_operator.plan.settings import (
+    ARENA_DIRECTORY,
+    JOURNAL_DIRECTORY,
+    attach_settings,
+    controller_settings,
+    storage_settings,
+)
 from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import Master
 
@@ -71,7 +79,7 @@ def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ports=ports,
         probes=http_probes("metrics"),
         requests={"cpu": "100m", "memory": "256Mi"},
-        volumes={"config": _config_volume(queue, "controller.yaml")},
+        volumes={"config": _config_volume(queue, "controller.yaml"), **_journal_volume(queue)},
     )
     chosen = selector(queue.name, "controller")
     template = pod_template(queue, "controller", part, container, {CONFIG_ANNOTATION: digest(file)})
@@ -89,7 +97,32 @@ def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
             "template": template,
         },
     )
-    return [service(queue, "controller", ports, chosen), deployment]
+    children = [service(queue, "controller", ports, chosen), deployment]
+    if part.durability == "node":
+        claim = _claim_spec(queue, part.journal.size)
+        children.insert(0, manifest(queue, "v1", "PersistentVolumeClaim", "journal", spec=claim))
+    return children
+
+
+def _journal_volume(queue: Queue) -> dict[str, tuple[str, Manifest]]:
+    """A folder of the node survives the container; a claim survives the node."""
+    part = queue.spec.controller
+    if part.durability == "none":
+        return {}
+    source: Manifest = {"emptyDir": {"sizeLimit": mebibytes(part.journal.size)}}
+    if part.durability == "node":
+        source = {"persistentVolumeClaim": {"claimName": queue.child("journal")}}
+    return {"journal": (JOURNAL_DIRECTORY, source)}
+
+
+def _claim_spec(queue: Queue, size: int) -> Manifest:
+    storage_class = queue.spec.controller.journal.storage_class_name
+    return {
+        "accessModes": ["ReadWriteOnce"],
+        "volumeMode": "Filesystem",
+        "resources": {"requests": {"storage": mebibytes(size)}},
+        **({"storageClassName": storage_class} if storage_class else {}),
+    }
 
 
 def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
@@ -103,7 +136,18 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         limits[queue.spec.rdma.resource_name] = "1"
         capabilities = ("IPC_LOCK",)
     volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}
-    if not mooncake:
+    claims: list[Manifest] = []
+    if not mooncake and queue.spec.controller.durability == "node":
+        volumes["arena"] = (ARENA_DIRECTORY, {})
+        claims = [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "arena"},
+                "spec": _claim_spec(queue, size + size // 8 + 16 * MIB),
+            }
+        ]
+    elif not mooncake:
         volumes["arena"] = (ARENA_DIRECTORY, _memory(size + 16 * MIB))
     container = Container(
         image=part.image or (images.mooncake if mooncake else images.server),
@@ -134,7 +178,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     template["spec"]["topologySpreadConstraints"] = [
         {**constraint, "labelSelector": {"matchLabels": chosen}} for constraint in part.topology_spread or [over_nodes]
     ]
-    return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template)]
+    return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template, claims)]
 
 
 def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifest]:
@@ -176,7 +220,9 @@ def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifes
     ]
 
 
-def _stateful_set(queue: Queue, name: str, replicas: int, template: Manifest) -> Manifest:
+def _stateful_set(
+    queue: Queue, name: str, replicas: int, template: Manifest, claims: Sequence[Manifest] = ()
+) -> Manifest:
     return manifest(
         queue,
         "apps/v1",
@@ -189,6 +235,7 @@ def _stateful_set(queue: Queue, name: str, replicas: int, template: Manifest) ->
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector(queue.name, name)},
             "template": template,
+            **({"volumeClaimTemplates": list(claims)} if claims else {}),
         },
     )
 

@@ -97,7 +97,8 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
             },
             *part.extra_containers,
         ],
-        "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items()],
+        # Those without a source come from the claim templates of the StatefulSet.
+        "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items() if source],
     }
     if part.node_selector:
         spec["nodeSelector"] = dict(part.node_selector)

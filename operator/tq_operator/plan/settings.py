@@ -7,9 +7,10 @@ from typing import Any
 from tq_operator.plan.queue import Queue
 from transfer_queue.config.resource import Mooncake
 
-__all__ = ["ARENA_DIRECTORY", "attach_settings", "controller_settings", "storage_settings"]
+__all__ = ["ARENA_DIRECTORY", "JOURNAL_DIRECTORY", "attach_settings", "controller_settings", "storage_settings"]
 
 ARENA_DIRECTORY = "/arena"
+JOURNAL_DIRECTORY = "/journal"
 # Any address of the pod, over IPv4.
 _ANY = "0.0.0.0"
 
@@ -36,6 +37,11 @@ def controller_settings(queue: Queue) -> dict[str, Any]:
         "pollingMode": controller.polling_mode,
         "sampleCapacity": queue.spec.sample_capacity,
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
+        **(
+            {"durability": controller.durability, "journal": JOURNAL_DIRECTORY}
+            if controller.durability != "none"
+            else {}
+        ),
     }
 
 
@@ -51,8 +57,13 @@ def storage_settings(queue: Queue) -> dict[str, Any]:
         "controller": [queue.controller_address],
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
         "capacity": str(queue.spec.unit_capacity),
-        **({} if queue.spec.backend.mooncake else {"directory": ARENA_DIRECTORY}),
+        **({} if queue.spec.backend.mooncake else _arena_settings(queue)),
     }
+
+
+def _arena_settings(queue: Queue) -> dict[str, Any]:
+    durability = queue.spec.controller.durability
+    return {"directory": ARENA_DIRECTORY, **({"durability": durability} if durability != "none" else {})}
 
 
 def _backend_settings(queue: Queue) -> dict[str, Any]:

@@ -320,3 +320,15 @@ def test_control_plane_loads_no_torch_sockets_or_event_loops() -> None:
         "assert not {'torch', 'tensordict', 'asyncio', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_client_that_leaves_takes_no_rows_with_a_request_behind_another_of_its_own() -> None:
+    core = ControlCore()
+    assert core.apply(c.Fetch("p", ["x"], 2, "train", 10.0), 0, client=1, request=1) is PARKED
+    assert core.apply(c.Fetch("p", ["x"], 1, "train", 10.0), 0, client=1, request=2) is PARKED
+    core.apply(put("p", ["a"], "x"), 0)
+    core.cancel(1)
+    assert not [effect for effect in core.drain_effects() if hasattr(effect, "reply")]
+    taken: Any = core.apply(c.Fetch("p", ["x"], 1, "train"), 0, client=2, request=1)
+    assert taken.keys == ["a"]
+    core.validate_state()

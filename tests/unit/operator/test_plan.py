@@ -41,6 +41,8 @@ security: {networkPolicy: true}
 layout: dense
 """,
     "ray": "{backend: {ray: {}}}",
+    "durable-process": "{backend: {simple: {}}, controller: {durability: process}}",
+    "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
 }
 
 

@@ -41,23 +41,26 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class ArenaFile:
-    """A new file of ``capacity`` bytes for extents, plus one page, mapped shared.
+    """A file of ``capacity`` bytes for extents, plus one page, mapped shared.
 
-    ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. Raises StartError, naming the path, if it
-    cannot be created or its file system has too little room.
+    ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. ``keep``: the file outlives this object,
+    and one that is there is taken as it is. Raises StartError, naming the path, if it cannot be created or its file
+    system has too little room.
     """
 
-    def __init__(self, capacity: int, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, capacity: int, path: str | os.PathLike[str] | None = None, *, keep: bool = False) -> None:
         if capacity < 1:
             raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
         self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)
         self.capacity = capacity
         self.nbytes = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
         """Bytes of the file."""
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self._map = self._create()
+        self._keep = keep
+        existing = self._open() if keep else None
+        self._map = existing or self._create()
         self.memory = memoryview(self._map)
         """All bytes of the file; offsets of extents count from its start."""
+        self.nonce = bytes(self.memory[:NONCE_BYTES]) if existing else secrets.token_bytes(NONCE_BYTES)
         self.memory[:NONCE_BYTES] = self.nonce
         self.prefaulted = 0
         """Bytes faulted in so far."""
@@ -65,6 +68,25 @@ class ArenaFile:
         """Why faulting in ended early: more room was promised to others than there is."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _open(self) -> mmap.mmap | None:
+        """The file of an earlier process; None if there is none, or one that it did not finish to make."""
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StartError(f"cannot open the arena {self.path}: {error.strerror}; give another path") from error
+        try:
+            size = os.fstat(handle).st_size
+            if size == self.nbytes:
+                return mmap.mmap(handle, self.nbytes)
+        finally:
+            os.close(handle)
+        if size:
+            raise StartError(f"the arena {self.path} has {size} bytes, not {self.nbytes}; remove it to start empty")
+        self.path.unlink()
+        return None
 
     def _create(self) -> mmap.mmap:
         folder = self.path.parent
@@ -133,7 +155,7 @@ class ArenaFile:
                 progress(self.prefaulted, self.nbytes)
 
     def close(self) -> None:
-        """End prefaulting, unmap and remove the file. Idempotent.
+        """End prefaulting, unmap and, unless it is to be kept, remove the file. Idempotent.
 
         Memory that views of ``memory`` still refer to stays mapped until they are gone.
         """
@@ -142,7 +164,8 @@ class ArenaFile:
         with contextlib.suppress(BufferError):
             self.memory.release()
             self._map.close()
-        self.path.unlink(missing_ok=True)
+        if not self._keep:
+            self.path.unlink(missing_ok=True)
 
 
 def attach_arena(path: str | os.PathLike[str], nbytes: int, nonce: bytes) -> mmap.mmap | None:

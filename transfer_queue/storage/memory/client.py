@@ -46,6 +46,13 @@ class _Mapping:
         self._lock.atexit = False
         self.buffer = memoryview(mapped)
 
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Raises ConnectionLostError if the unit went away meanwhile."""
+        try:
+            return self.buffer[offset : offset + nbytes]
+        except ValueError:
+            raise ConnectionLostError("the storage unit went away") from None
+
     def close(self) -> bool:
         """False: a copy is under way in another thread, or views are in use; map and lock stay until that is over."""
         try:
@@ -124,7 +131,7 @@ class MemoryBackend:
             if link.mapping is None:
                 await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)
             else:
-                await self._copy_in(block, link.mapping.buffer[extent.offset : extent.offset + nbytes])
+                await self._copy_in(block, link.mapping.view(extent.offset, nbytes))
                 await link.channel.request(Seal(block_id), timeout_s=timeout_s)
         except (TransferQueueError, asyncio.CancelledError) as error:
             if allocated or not isinstance(error, RequestError):  # refused: what is there was another put's
@@ -167,10 +174,10 @@ class MemoryBackend:
             )
             if opened.lease:
                 fetched.add_lease(link.channel, opened.lease)
-            memory = link.mapping.buffer if opened.lease or payload is None else payload
+            inline = None if opened.lease else payload
             for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
-                view = BlockView(memory[offset : offset + nbytes])
-                fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
+                memory = inline[offset : offset + nbytes] if inline is not None else link.mapping.view(offset, nbytes)
+                fetched.blocks[position] = FetchedBlock(BlockView(memory), reads[position].rows)
             return
         reply, payload = await link.channel.request(
             Read([_part(reads[position]) for position in positions]), timeout_s=timeout_s
@@ -198,6 +205,12 @@ class MemoryBackend:
         for link in self._links.values():
             if link.mapping is not None:
                 link.mapping.unlock()
+
+    def drop_lost(self) -> None:
+        """Let go of the memory of units that went away: they recycle nothing that somebody may still touch."""
+        lost = [number for number, link in self._links.items() if link.channel.closed]
+        links = [*self._closing, *(self._links.pop(number) for number in lost)]
+        self._closing = [link for link in links if not link.close()]
 
     async def _link(self, unit: UnitInfo) -> _Link:
         if self._closed:

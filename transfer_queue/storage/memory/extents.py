@@ -104,6 +104,27 @@ class Extents:
         self._used_bytes += size
         return offset
 
+    def adopt(self, extents: Iterable[tuple[int, int]]) -> None:
+        """Take these (offset, bytes) as allocated; for an allocator that has allocated nothing yet.
+
+        Raises InvalidInputError if they overlap or cannot have come from such an allocator.
+        """
+        if self._used:
+            raise InvalidInputError("extents can only be adopted by an empty allocator")
+        self._remove_free(self._start)
+        end = self._start
+        for offset, nbytes in sorted(extents):
+            size = -(-nbytes // self._align) * self._align
+            if nbytes < 1 or offset < end or offset % self._align or offset + size > self._end:
+                raise InvalidInputError(f"an extent of {nbytes} bytes cannot lie at offset {offset}")
+            if offset > end:
+                self._add_free(end, offset - end)
+            self._used[offset] = size
+            self._used_bytes += size
+            end = offset + size
+        if end < self._end:
+            self._add_free(end, self._end - end)
+
     def free(self, offset: int) -> bool:
         """Give an extent back. False: it is under lease and will be recycled when the last lease ends.
 

@@ -25,8 +25,8 @@ def take_lock(descriptor: int, number: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, _FIRST + number, 1, 0))
 
 
-def holds_lock(descriptor: int, number: int) -> bool:
-    """Does any other open file hold the lock ``number``?"""
-    request = _FLOCK.pack(fcntl.F_WRLCK, 0, _FIRST + number, 1, 0)
+def holds_lock(descriptor: int, number: int, count: int = 1) -> bool:
+    """Does any other open file hold one of the ``count`` locks from ``number`` on?"""
+    request = _FLOCK.pack(fcntl.F_WRLCK, 0, _FIRST + number, count, 0)
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
-from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.errors import CapacityError, RequestError, StartError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile
 from transfer_queue.storage.memory.holders import Holders
+from transfer_queue.storage.memory.index import BlockIndex
 from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
 from transfer_queue.wire import messages as wire
 
@@ -32,13 +33,16 @@ _LOCK_POLL_S = 0.5
 _WAITING_PUTS = 64
 """How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
 _ABANDONED_S = 10.0
+_LIFE_BITS = 20
+"""Locks of the clients of each process of a unit: one number a connection."""
 
 
 @dataclass(eq=False)
 class _Block:
     offset: int
     nbytes: int
-    writer: Peer
+    writer: Peer | None
+    """None: of an earlier process of this unit."""
     sealed: bool = False
     filling: bool = False
     """Its bytes are arriving right now; it must not be freed under the receiver."""
@@ -49,6 +53,7 @@ class _Block:
 class _PeerState:
     name: str
     lock: int
+    locks: int = 1
     unsealed: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
     waiting: int = 0
@@ -63,9 +68,11 @@ class _Waiter:
 class MemoryStore:
     """Blocks by id; see :mod:`transfer_queue.wire.messages` for what clients may ask."""
 
-    def __init__(self, context: StoreContext, file: ArenaFile) -> None:
+    def __init__(self, context: StoreContext, file: ArenaFile, index: BlockIndex | None = None) -> None:
         self._context = context
         self._file = file
+        self._index = index
+        self._to_disk = context.durability == "node"
         self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
         take_lock(self._descriptor, UNIT_LOCK)
         self._extents = file.extents()
@@ -79,6 +86,29 @@ class MemoryStore:
         self._ghost_timer: asyncio.TimerHandle | None = None
         self._next_lock = 1
         self._closed = False
+        if index is not None:
+            self._adopt(index)
+
+    def _adopt(self, index: BlockIndex) -> None:
+        """Take over the blocks of earlier processes. What their clients may still touch is not recycled meanwhile."""
+        self._extents.adopt((place.offset, place.nbytes) for place in index.blocks.values())
+        earlier = _PeerState("clients of an earlier process", 1, index.life << _LIFE_BITS)
+        for number, place in index.blocks.items():
+            self._blocks[number] = _Block(place.offset, place.nbytes, None, place.sealed)
+            self._by_writer.setdefault(number >> 32, set()).add(number)
+            self._holders.add(number >> 32, place.nbytes, "a client of an earlier process")
+            if not place.sealed:
+                earlier.unsealed.add(number)
+        self._next_lock = earlier.locks + 1
+        if self._blocks:
+            earlier.leases.add(self._extents.lease([place.offset for place in index.blocks.values()]))
+            self._ghosts.append(earlier)
+            self._check_ghosts()
+
+    @property
+    def incarnation(self) -> str | None:
+        """Identity of the memory, if that outlives the process."""
+        return None if self._index is None else self._index.incarnation
 
     # ------------------------------------------------------------------------------------------------------ UnitStore
 
@@ -91,6 +121,8 @@ class MemoryStore:
     async def free(self, blocks: Sequence[int]) -> None:
         for number in blocks:
             self._drop(number)
+        if self._index is not None:
+            self._index.write()
         self._serve_waiters()
 
     async def inventory(self) -> list[int]:
@@ -109,6 +141,8 @@ class MemoryStore:
             waiter.future.cancel()
         os.close(self._descriptor)
         self._file.close()
+        if self._index is not None:
+            self._index.close()
 
     # -------------------------------------------------------------------------------------------------- ClientServing
 
@@ -187,36 +221,41 @@ class MemoryStore:
 
     async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
         offset = await self._wait_for_space(peer, len(payload), message.wait_s)
-        return self._store(peer, message, payload, offset)
+        answer = self._store(peer, message, payload, offset)
+        return answer if isinstance(answer, Served) else await answer
 
-    def _store(self, peer: Peer, message: wire.Put, payload: memoryview, offset: int) -> Served:
+    def _store(
+        self, peer: Peer, message: wire.Put, payload: memoryview, offset: int
+    ) -> Served | Coroutine[Any, Any, Served]:
         block = self._add(peer, message.block, offset, len(payload))
         self._file.memory[offset : offset + len(payload)] = payload
-        self._make_readable(peer, message.block, block)
-        return Served(wire.Stored(self.stats()))
+        return self._make_readable(peer, message.block, block)
 
     def _alloc(self, peer: Peer, message: wire.Alloc) -> Served | Coroutine[Any, Any, Served]:
         self._check_new(peer, message.block)
         offset = self._try_allocate(message.nbytes)
         if offset is None:
             return self._alloc_later(peer, message)
-        self._add(peer, message.block, offset, message.nbytes)
-        return Served(wire.Extent(offset))
+        return self._reserve(peer, message, offset)
 
     async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
         offset = await self._wait_for_space(peer, message.nbytes, message.wait_s)
+        return self._reserve(peer, message, offset)
+
+    def _reserve(self, peer: Peer, message: wire.Alloc, offset: int) -> Served:
         self._add(peer, message.block, offset, message.nbytes)
+        if self._index is not None:
+            self._index.allocated(message.block, offset, message.nbytes)
         return Served(wire.Extent(offset))
 
-    def _seal(self, peer: Peer, message: wire.Seal | wire.Fill) -> Served:
+    def _seal(self, peer: Peer, message: wire.Seal | wire.Fill) -> Served | Coroutine[Any, Any, Served]:
         block = self._unsealed(peer, message.block)
         block.filling = False
         if block.dropped:
             self._drop(message.block)
             self._serve_waiters()
             raise StorageKeyNotFoundError(f"block {message.block:#x} was dropped while it was written")
-        self._make_readable(peer, message.block, block)
-        return Served(wire.Stored(self.stats()))
+        return self._make_readable(peer, message.block, block)
 
     def _check_new(self, peer: Peer, number: int) -> None:
         if number in self._blocks or number >> 32 != peer.writer:
@@ -239,9 +278,22 @@ class MemoryStore:
         state.unsealed.add(number)
         return block
 
-    def _make_readable(self, peer: Peer, number: int, block: _Block) -> None:
+    def _make_readable(self, peer: Peer, number: int, block: _Block) -> Served | Coroutine[Any, Any, Served]:
+        """The acknowledgement, which waits for what the durability asks."""
         block.sealed = True
         self._peers[peer].unsealed.discard(number)
+        if self._index is not None:
+            self._index.sealed(number, block.offset, block.nbytes)
+            if self._to_disk:
+                return self._sync()
+        return Served(wire.Stored(self.stats()))
+
+    async def _sync(self) -> Served:
+        assert self._index is not None
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, os.fdatasync, self._descriptor)
+        await loop.run_in_executor(None, self._index.sync)
+        return Served(wire.Stored(self.stats()))
 
     def _drop(self, number: int) -> None:
         block = self._blocks.get(number)
@@ -252,11 +304,13 @@ class MemoryStore:
             return
         del self._blocks[number]
         self._holders.remove(number >> 32, block.nbytes)
+        if self._index is not None:
+            self._index.dropped(number)
         numbers = self._by_writer[number >> 32]
         numbers.discard(number)
         if not numbers:
             del self._by_writer[number >> 32]
-        state = self._peers.get(block.writer)
+        state = None if block.writer is None else self._peers.get(block.writer)
         if state is not None:
             state.unsealed.discard(number)
         self._give_back(number, block)
@@ -357,7 +411,7 @@ class MemoryStore:
         self._ghost_timer = None
         ghosts, self._ghosts = self._ghosts, []
         for state in ghosts:
-            if holds_lock(self._descriptor, state.lock):
+            if holds_lock(self._descriptor, state.lock, state.locks):
                 self._ghosts.append(state)
             else:
                 self._bury(state)
@@ -374,6 +428,10 @@ class MemoryStore:
                 self._by_writer[number >> 32].discard(number)
                 self._holders.remove(number >> 32, block.nbytes)
                 self._extents.free(block.offset)
+                if self._index is not None:
+                    self._index.dropped(number)
+        if self._index is not None:
+            self._index.write()
         self._serve_waiters()
 
 
@@ -410,7 +468,9 @@ def remove_abandoned(directory: Path) -> None:
 
 
 async def open_store(context: StoreContext) -> MemoryStore:
-    """Make the arena's file. Raises StartError."""
+    """Make the arena's file, or take up the one that was kept. Raises StartError."""
+    if context.durability != "none":
+        return _open_kept(context)
     remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
     file = ArenaFile(context.capacity, path)
@@ -421,3 +481,27 @@ async def open_store(context: StoreContext) -> MemoryStore:
 
         return with_spill(context, file)
     return MemoryStore(context, file)
+
+
+def _open_kept(context: StoreContext) -> MemoryStore:
+    path = Path(context.directory) / f"{context.name}.arena"
+    index_path = path.with_suffix(".index")
+    if not (path.exists() and index_path.exists()):  # at most one was made before the first start ended
+        path.unlink(missing_ok=True)
+        index_path.unlink(missing_ok=True)
+    elif _is_served(path):
+        raise StartError(f"the arena {path} is served by another process; stop it or choose another directory")
+    index = BlockIndex(index_path, context.capacity, secrets.token_hex(8), context.log)
+    file = ArenaFile(context.capacity, path, keep=True)
+    store = MemoryStore(context, file, index)
+    if context.settings.get("prefault", True):
+        file.start_prefault()
+    return store
+
+
+def _is_served(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return holds_lock(descriptor, UNIT_LOCK)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,138 @@
+"""Load on a queue: every row carries its number, so that what was lost, doubled or damaged can be counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.errors import TransferQueueError
+
+__all__ = ["Load", "percentile"]
+
+ROWS = 4
+WIDTH = 64
+GET_S = 60.0
+PARTITION = "load"
+
+
+@dataclass
+class Load:
+    """``writers`` threads put, ``readers`` threads fetch as one task, each with a client of its own."""
+
+    address: str
+    writers: int = 2
+    readers: int = 2
+    acknowledged: list[int] = field(default_factory=list)
+    """Rows whose put returned."""
+    delivered: list[int] = field(default_factory=list)
+    """Rows that a fetch returned, as often as it did."""
+    wrong: list[int] = field(default_factory=list)
+    """Rows whose bytes were not what was put."""
+    errors: list[str] = field(default_factory=list)
+    """Fetches and gets that failed: what they took is lost to the task."""
+    refused: list[str] = field(default_factory=list)
+    """Puts that raised, so that their rows were not acknowledged."""
+    progress: list[float] = field(default_factory=list)
+    """When each put was acknowledged, on the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        self._writing = threading.Event()
+        self._reading = threading.Event()
+        self._lock = threading.Lock()
+        self._next = 0
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Load:
+        for number in range(self.writers):
+            self._start(self._write, f"writer-{number}")
+        for number in range(self.readers):
+            self._start(self._read, f"reader-{number}")
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._writing.set()
+        self._reading.set()
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive(), thread.name
+
+    def drain(self, timeout_s: float = 120.0) -> None:
+        """Stop writing and wait until all acknowledged rows were delivered, or for ``timeout_s`` without progress."""
+        self._writing.set()
+        for thread in self._threads[: self.writers]:
+            thread.join(timeout_s)
+        seen, since = -1, time.monotonic()
+        while set(self.acknowledged) - set(self.delivered) and not self.errors:
+            if len(self.delivered) != seen:
+                seen, since = len(self.delivered), time.monotonic()
+            if time.monotonic() - since > timeout_s:
+                return
+            self._reading.wait(0.05)
+
+    def _start(self, work: object, name: str) -> None:
+        thread = threading.Thread(target=work, args=(name,), name=name)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _write(self, name: str) -> None:
+        client = tq.TransferQueueClient(name, self.address)
+        try:
+            while not self._writing.is_set():
+                with self._lock:
+                    first, self._next = self._next, self._next + ROWS
+                rows = torch.arange(first, first + ROWS)
+                data = TensorDict({"number": rows, "x": rows[:, None].expand(ROWS, WIDTH).clone()}, batch_size=[ROWS])
+                try:
+                    client.put(data, partition_id=PARTITION)
+                except TransferQueueError as error:
+                    self.refused.append(f"{type(error).__name__}: {error}")
+                    continue
+                self.progress.append(time.monotonic())
+                self.acknowledged.extend(rows.tolist())
+        finally:
+            client.close()
+
+    def _read(self, name: str) -> None:
+        client = tq.TransferQueueClient(name, self.address)
+        try:
+            while not self._reading.is_set():
+                try:
+                    meta = client.get_meta(["number", "x"], ROWS, PARTITION, task_name="train", timeout=0.5)
+                    if not meta.size:
+                        continue
+                except TimeoutError:
+                    continue
+                except TransferQueueError as error:
+                    self.errors.append(f"fetch: {type(error).__name__}: {error}")
+                    continue
+                self._take(client, meta)
+        finally:
+            client.close()
+
+    def _take(self, client: tq.TransferQueueClient, meta: tq.BatchMeta) -> None:
+        got = None
+        deadline = time.monotonic() + GET_S
+        while got is None:
+            try:
+                got = client.get_data(meta)
+            except TransferQueueError as error:  # its unit is away for longer than one get waits
+                if time.monotonic() > deadline:
+                    self.errors.append(f"get: {type(error).__name__}: {error}")
+                    return
+        numbers = got["number"].tolist()
+        wide = got["x"]
+        for number, row in zip(numbers, wide.unbind(), strict=True):
+            if not bool((row == number).all()):
+                self.wrong.append(number)
+        self.delivered.extend(numbers)
+        client.clear_samples(meta)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that ``share`` of them do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,197 @@
+"""Models of the storage units and clients of a simulated queue: they speak the real messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.world import Link, World
+from transfer_queue.control.commands import Batch, BlockRef, Clear, Command, Commit, Committed, Fetch
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.runtime.sessions import ClientSession
+from transfer_queue.runtime.units import pack_blocks, unpack_blocks
+from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Join, Joined, Kind, ReportOrphans, Welcome
+
+__all__ = ["Client", "Unit"]
+
+PARTITION, TASK = "p", "train"
+_RETRY_S = 0.2
+
+
+class Unit:
+    """Keeps blocks as the durability ``process`` says: a restart loses none that it acknowledged."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.number = -1
+        self.blocks: dict[int, list[int]] = {}
+        """block -> numbers of its rows"""
+        self.link: Link | None = None
+        self._connect()
+
+    def _connect(self) -> None:
+        self.link = self.world.connect(self, Hello("unit", self.name))
+
+    def receive(self, link: Link, kind: int, request: int, message: Any) -> None:
+        if isinstance(message, Welcome):
+            held = list(self.blocks)
+            link.request(2, Join(self.name, self.name, f"{self.name}:1", 1 << 30, 0, pack_blocks(held), {}, len(held)))
+        elif isinstance(message, Joined):
+            self.number = message.unit
+            self._free(unpack_blocks(message.unknown))
+        elif isinstance(message, FreeBlocks):
+            self._free(unpack_blocks(message.blocks))
+
+    def cut_off(self, link: Link) -> None:
+        if link is self.link:
+            self.link = None
+            self.world.clock.call_later(self.world.delay() + _RETRY_S, self._connect)
+
+    def writer_gone(self, writer: int) -> None:
+        """Its client died: the controller says which of its blocks were never committed."""
+        orphans = [block for block in self.blocks if block >> 32 == writer]
+        if orphans and self.link is not None and not self.link.closed:
+            self.link.notify(ReportOrphans(pack_blocks(orphans)))
+
+    def drop(self, block: int) -> None:
+        """Its writer will not commit it."""
+        self.blocks.pop(block, None)
+
+    def _free(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.blocks.pop(block, None)
+
+
+class Client:
+    """Puts numbered rows and fetches them, one request at a time of each kind, repeating what got no answer."""
+
+    def __init__(self, world: World, name: str, units: list[Unit], repeats_under_new_ids: bool = False) -> None:
+        self.world = world
+        self.name = name
+        self.units = units
+        self.link: Link | None = None
+        self.welcome = Welcome("controller")
+        self.ready = False
+        self.dead = False
+        self.acknowledged: set[int] = set()
+        self.uncertain: set[int] = set()
+        """Rows of commits that this client gave up."""
+        self._planted = repeats_under_new_ids
+        self._pending: dict[int, tuple[Command, Callable[[Any], None], int]] = {}
+        self._next_request = 1000
+        self._next_block = 1
+        self._connect()
+
+    # ------------------------------------------------------------------------------------------------------- session
+
+    def _connect(self) -> None:
+        hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run)
+        self.link = self.world.connect(self, hello)
+
+    def cut_off(self, link: Link) -> None:
+        if link is self.link:
+            self.link, self.ready = None, False
+            if self.dead:
+                return
+            self.world.clock.call_later(self.world.delay() + _RETRY_S, self._connect)
+
+    def receive(self, link: Link, kind: int, request: int, message: Any) -> None:
+        if isinstance(message, Welcome):
+            if message.writer != self.welcome.writer:
+                self._leave_units()
+            self.welcome, self.ready = message, True
+            for number, (command, done, writer) in list(self._pending.items()):
+                if writer != message.writer and ClientSession.is_mutating(command):
+                    del self._pending[number]
+                    done(None)
+                else:
+                    self._ask_again(number, command, done, writer)
+        elif kind == Kind.REPLY and request in self._pending:
+            _, done, _ = self._pending.pop(request)
+            done(message)
+
+    def _ask_again(self, number: int, command: Command, done: Callable[[Any], None], writer: int) -> None:
+        if self._planted:  # the bug: what was asked before is not recognised
+            del self._pending[number]
+            number, self._next_request = self._next_request, self._next_request + 1
+            self._pending[number] = (command, done, writer)
+        assert self.link is not None
+        self.link.request(number, command, min(self._pending))
+
+    def _request(self, command: Command, done: Callable[[Any], None]) -> None:
+        number, self._next_request = self._next_request, self._next_request + 1
+        self._pending[number] = (command, done, self.welcome.writer)
+        assert self.link is not None
+        self.link.request(number, command, min(self._pending))
+
+    # -------------------------------------------------------------------------------------------------------- actions
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending
+
+    def put(self, rows: list[int]) -> None:
+        """Store a block on some unit, then commit it."""
+        unit = self.world.random.choice(self.units)
+        if not self.ready or unit.number < 0 or len(self._pending) > 3:
+            return
+        block = (self.welcome.writer << 32) | self._next_block
+        self._next_block += 1
+        unit.blocks[block] = rows
+        ref = BlockRef(unit.number, block, 0, len(rows), 8 * len(rows))
+        commit = Commit(
+            PARTITION, keys=[str(row) for row in rows], fields=[FieldSchema("x", "dense", "int64", ())], blocks=[ref]
+        )
+        self.world.clock.call_later(self.world.delay(), self._commit, unit, commit, rows)
+
+    def _commit(self, unit: Unit, commit: Commit, rows: list[int]) -> None:
+        if self.dead or not self.ready or commit.blocks[0].block >> 32 != self.welcome.writer:
+            self.world.clock.call_later(self.world.delay(), unit.drop, commit.blocks[0].block)
+            return
+
+        def done(reply: Any) -> None:
+            if isinstance(reply, Committed):
+                self.world.note(f"{self.name} put {rows}")
+                self.acknowledged.update(rows)
+            else:
+                self.uncertain.update(rows)
+                if isinstance(reply, Failure):
+                    unit.drop(commit.blocks[0].block)
+
+        self._request(commit, done)
+
+    def fetch(self, count: int) -> None:
+        if not self.ready or len(self._pending) > 3:
+            return
+
+        def done(reply: Any) -> None:
+            if isinstance(reply, Batch) and reply.keys:
+                self.world.note(f"{self.name} got {reply.keys}")
+                self.world.delivered.update(int(key) for key in reply.keys if key is not None)
+            elif reply is None:
+                self.world.abandoned += 1
+
+        wait_s = self.world.random.choice((0.0, 0.5, 5.0))
+        self._request(Fetch(PARTITION, ["x"], count, TASK, wait_s), done)
+
+    def die(self) -> None:
+        """Never to be heard of again. Its connections end, one after the other."""
+        self.world.note(f"{self.name} is killed")
+        self.dead = True
+        self.world.abandoned += sum(isinstance(command, Fetch) for command, _, _ in self._pending.values())
+        for command, _, _ in self._pending.values():
+            if isinstance(command, Commit):
+                self.uncertain.update(int(key) for key in command.keys or ())
+        self._pending.clear()
+        if self.link is not None:
+            self.link.cut()
+        self._leave_units()
+
+    def _leave_units(self) -> None:
+        for unit in self.units:
+            self.world.clock.call_later(self.world.delay(), unit.writer_gone, self.welcome.writer)
+
+    def clear(self, keys: list[str]) -> None:
+        if self.ready and len(self._pending) <= 3:
+            self._request(Clear(PARTITION, keys=keys), lambda reply: None)

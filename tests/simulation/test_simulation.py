@@ -1,0 +1,166 @@
+"""Whole histories of a queue on a virtual clock: crashes, broken connections, restarts, in any order.
+
+A failing seed is one number: ``TQ_SEEDS=1 TQ_FIRST_SEED=<seed>`` replays it exactly. `make simulate SEEDS=10000`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.peers import Client, Unit
+from tests.simulation.world import World
+from transfer_queue.runtime.durable import GroupCommit
+
+SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
+FIRST = int(os.environ.get("TQ_FIRST_SEED", "1"))
+PLANTED_SEEDS = 1000
+ACTIONS = 60
+SETTLING_S = 30.0
+
+
+class History:
+    """One seed: some actions of clients, some faults, then calm until everything is settled."""
+
+    def __init__(self, seed: int, *, repeats_under_new_ids: bool = False) -> None:
+        self.world = World(seed)
+        self.units = [Unit(self.world, f"unit-{number}") for number in range(2)]
+        self.clients = [
+            Client(self.world, f"client-{number}", self.units, repeats_under_new_ids) for number in range(3)
+        ]
+        self.rows = 0
+        self.steps = 0
+
+    def run(self) -> None:
+        """AssertionError if an invariant does not hold."""
+        world, chance = self.world, self.world.random
+        at = 0.0
+        for _ in range(ACTIONS):
+            at += chance.expovariate(10.0)
+            world.clock.call_at(at, self._act)
+        calm = at + 0.1
+        self._advance(calm)
+        deadline = calm + SETTLING_S
+        while world.clock.now < deadline:
+            self._advance(world.clock.now + 0.25)
+            client = next(client for client in self.clients if not client.dead)
+            if client.idle:
+                client.fetch(1)
+        self._check_settled()
+
+    def _advance(self, until: float) -> None:
+        self.world.clock.call_at(until, lambda: None)
+        while self.world.clock.now < until and self.world.clock.step():
+            self._check_step()
+
+    def _act(self) -> None:
+        world, chance = self.world, self.world.random
+        client = chance.choice([client for client in self.clients if not client.dead])
+        what = chance.random()
+        if what < 0.45:
+            rows = list(range(self.rows, self.rows + chance.randint(1, 3)))
+            self.rows += len(rows)
+            client.put(rows)
+        elif what < 0.75:
+            client.fetch(chance.randint(1, 3))
+        elif what < 0.82 and world.delivered:
+            row = chance.choice(sorted(world.delivered))
+            world.cleared.add(row)
+            client.clear([str(row)])
+        elif what < 0.90:
+            world.cut_one()
+        elif what < 0.97:
+            world.restart()
+        elif sum(not client.dead for client in self.clients) > 1:
+            client.die()
+
+    def _check_step(self) -> None:
+        self.steps += 1
+        doubled = [row for row, times in self.world.delivered.items() if times > 1]
+        assert not doubled, f"rows {doubled} were delivered twice"
+        assert self.world.server.failure is None
+        blocks = self.world.server.controller.core.blocks
+        for slot in blocks.live_slots().tolist():
+            unit = self._unit(blocks.unit.items[slot])
+            assert blocks.block.items[slot] in unit.blocks, "a row refers to a block that its unit does not hold"
+        if self.steps % 50 == 0:
+            self.world.server.controller.core.validate_state()
+
+    def _unit(self, number: int) -> Unit:
+        session = next(item for item in self.world.server.controller.units if item.info.unit == number)
+        return next(unit for unit in self.units if unit.name == session.info.name)
+
+    def _check_settled(self) -> None:
+        core = self.world.server.controller.core
+        core.validate_state()
+        acknowledged = {row for client in self.clients for row in client.acknowledged}
+        partition = core.partitions.get("p")
+        known = set() if partition is None else {int(key) for key in partition.keys}
+        gone = acknowledged - known - self.world.cleared
+        assert not gone, f"rows {sorted(gone)} were acknowledged and are gone"
+        missing = acknowledged - self.world.delivered.keys()
+        if not self.world.abandoned:
+            assert not missing, f"rows {sorted(missing)} were acknowledged and never delivered"
+        surprising = self.world.delivered.keys() - {
+            row for client in self.clients for row in client.acknowledged | client.uncertain
+        }
+        assert not surprising, f"rows {sorted(surprising)} were delivered and never put"
+        held = {block for unit in self.units for block in unit.blocks}
+        live = set(core.blocks.block.array[core.blocks.live_slots()].tolist())
+        assert held == live, f"{len(held - live)} blocks are held for nobody"
+
+
+def run(seed: int, **bugs: bool) -> History:
+    history = History(seed, **bugs)
+    try:
+        history.run()
+    except Exception as error:
+        error.args = (f"seed {seed}: {error}\n" + "\n".join(history.world.events[-40:]),)
+        raise
+    finally:
+        history.world.close()
+    return history
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("transfer_queue").setLevel(logging.ERROR)
+
+
+@pytest.mark.timeout(3600)
+def test_no_history_breaks_a_promise() -> None:
+    print(f"seeds {FIRST} to {FIRST + SEEDS - 1}")
+    delivered = sum(len(run(seed).world.delivered) for seed in range(FIRST, FIRST + SEEDS))
+    assert delivered > SEEDS  # or nothing was simulated
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run(7), run(7)
+    assert first.world.events == second.world.events
+    assert first.steps == second.steps
+
+
+def _answers_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    monkeypatch.setattr(GroupCommit, "after", lambda self, action, *arguments: action(*arguments))
+    return {}
+
+
+def _repeats_under_new_ids(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    return {"repeats_under_new_ids": True}
+
+
+@pytest.mark.parametrize("plant", [_answers_do_not_wait, _repeats_under_new_ids])
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], dict[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs = plant(monkeypatch)
+    for seed in range(1, PLANTED_SEEDS + 1):
+        try:
+            run(seed, **bugs)
+        except AssertionError as error:
+            print(f"found at seed {seed}: {str(error).splitlines()[0]}")
+            return
+    pytest.fail(f"not found within {PLANTED_SEEDS} seeds")

@@ -1,0 +1,118 @@
+"""The block index of an arena that outlives its unit: what it says after any end, and after damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.errors import StartError
+from transfer_queue.storage.memory.index import HEADER_BYTES, RECORD_BYTES, BlockIndex, Place
+
+CAPACITY = 1 << 20
+
+
+def opened(path: Path, said: list[str] | None = None) -> BlockIndex:
+    return BlockIndex(path, CAPACITY, "0123456789abcdef", (said if said is not None else []).append)
+
+
+def written(path: Path) -> dict[int, Place]:
+    """Seven blocks, two of them gone again and one not finished."""
+    index = opened(path)
+    for number in range(6):
+        index.sealed(number, 4096 + 64 * number, 60)
+    index.allocated(6, 8192, 1000)
+    for number in (1, 3):
+        index.dropped(number)
+    index.write()
+    index.close()
+    return {
+        **{number: Place(4096 + 64 * number, 60, True) for number in (0, 2, 4, 5)},
+        6: Place(8192, 1000, False),
+    }
+
+
+def test_blocks_come_back_with_the_identity_of_the_memory(tmp_path: Path) -> None:
+    blocks = written(tmp_path / "a.index")
+    again = BlockIndex(tmp_path / "a.index", CAPACITY, "another identity", [].append)
+    assert (again.blocks, again.incarnation, again.life) == (blocks, "0123456789abcdef", 2)
+    again.close()
+
+
+def test_an_index_cut_at_any_byte_holds_what_was_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    written(path)
+    data = path.read_bytes()
+    for cut in range(HEADER_BYTES, len(data)):
+        path.write_bytes(data[:cut])
+        expected: dict[int, Place] = {}
+        for record in range((cut - HEADER_BYTES) // RECORD_BYTES):
+            if record < 6:
+                expected[record] = Place(4096 + 64 * record, 60, True)
+            elif record == 6:
+                expected[6] = Place(8192, 1000, False)
+            else:
+                del expected[(1, 3)[record - 7]]
+        index = opened(path)
+        assert index.blocks == expected, cut
+        index.close()
+
+
+def test_a_flipped_bit_costs_at_most_the_block_of_its_record_and_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    blocks = written(path)
+    data = path.read_bytes()
+    for place in range(HEADER_BYTES, len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        said: list[str] = []
+        index = opened(path, said)
+        assert len(said) == 1
+        assert str(path) in said[0]
+        differing = {number for number in range(7) if index.blocks.get(number) != blocks.get(number)}
+        assert len(differing) <= 1, place
+        index.close()
+
+
+def test_a_damaged_header_or_another_capacity_is_refused_with_advice(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    written(path)
+    data = path.read_bytes()
+    with pytest.raises(StartError, match="set it back"):
+        BlockIndex(path, 2 * CAPACITY, "0" * 16, [].append)
+    for place in range(HEADER_BYTES):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StartError, match="to start empty"):
+            opened(path)
+
+
+def test_a_block_whose_freeing_is_damaged_yields_to_the_one_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    index = opened(path)
+    index.sealed(1, 4096, 100)
+    index.dropped(1)
+    index.sealed(2, 4096 + 64, 100)
+    index.close()
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + RECORD_BYTES + 5] ^= 1
+    path.write_bytes(data)
+    again = opened(path, [])
+    assert again.blocks == {2: Place(4096 + 64, 100, True)}
+    again.close()
+
+
+def test_the_index_does_not_grow_with_blocks_that_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    index = opened(path)
+    for number in range(20_000):
+        index.sealed(number, 4096, 64)
+        index.dropped(number)
+    index.sealed(20_000, 4096, 64)
+    assert path.stat().st_size < 10_000 * RECORD_BYTES
+    index.close()
+    again = opened(path)
+    assert again.blocks == {20_000: Place(4096, 64, True)}
+    again.close()
