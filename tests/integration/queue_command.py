@@ -83,7 +83,7 @@ class QueueCommand:
             text=True,
         )
 
-    def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
         """``tq`` with these arguments, to its end."""
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=timeout_s)

@@ -17,6 +17,7 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     (GROUP, "transferqueuebindings"): ("list",),
     (GROUP, "transferqueuebindings/status"): ("patch",),
     ("", "configmaps"): _OWNED,
+    ("", "persistentvolumeclaims"): _OWNED,
     ("", "services"): _OWNED,
     ("apps", "deployments"): _OWNED,
     ("apps", "statefulsets"): _OWNED,
