@@ -9,6 +9,7 @@ from pydantic import Field
 from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document
 from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.security import ServerSecurity
 
 __all__ = ["SMALLEST_CAPACITY", "BackendChoice", "ControllerConfig", "SamplerChoice", "StorageUnitConfig", "Timing"]
 
@@ -60,6 +61,7 @@ class ControllerConfig(Document):
     expected_units: int = Field(default=0, ge=0)
     """/readyz answers 200 once this many storage units are registered."""
     timing: Timing = Timing()
+    security: ServerSecurity = ServerSecurity()
 
 
 class StorageUnitConfig(Document):
@@ -83,3 +85,5 @@ class StorageUnitConfig(Document):
     prefault: bool = True
     """Touch the arena's pages in the background after start."""
     timing: Timing = Timing()
+    security: ServerSecurity = ServerSecurity()
+    """The same policy and tokens as the controller's."""
