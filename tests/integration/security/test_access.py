@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import typing
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from tests.integration.security.authority import Authority, policy_file, token_files
+from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
-from transfer_queue.config.security import PeerSecurity, TlsFiles
 from transfer_queue.control import commands
 from transfer_queue.errors import NotAuthorizedError, TransferQueueError
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.tls import Credentials
-from transfer_queue.storage.base import UnitInfo
+from transfer_queue.runtime.connection import Connection
 from transfer_queue.wire import messages as wire
 
-_CONTROLLER = msgspec.msgpack.Decoder(wire.Envelope[wire.ControllerReply])
-_UNIT = msgspec.msgpack.Decoder(wire.Envelope[wire.UnitReply])
 ROWS = torch.arange(60, dtype=torch.float32).reshape(20, 3)
 
 
@@ -62,55 +56,6 @@ def tenants(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
         block, index = as_peer(servers, security["a"], find)
         yield Tenants(servers, folder, security, block, index)
-
-
-class _Endpoint:
-    def on_request(self, *_: Any) -> None: ...
-    def on_notice(self, *_: Any) -> None: ...
-    def on_lost(self, *_: Any) -> None: ...
-    def receive_buffer(self, *_: Any) -> None: ...
-
-
-def credentials(security: dict[str, Any]) -> Credentials:
-    tls = security.get("tls")
-    return Credentials(PeerSecurity(tls=TlsFiles(**tls) if tls else None, token_file=security.get("tokenFile")))
-
-
-Work = Callable[[Connection, Any], Coroutine[Any, Any, Any]]
-
-
-def as_peer(servers: Servers, security: dict[str, Any], work: Work, unit: bool = False, **hello: Any) -> Any:
-    """What ``work(connection, UnitInfo)`` gives; the connection is to the controller, or to the storage unit."""
-
-    async def run() -> Any:
-        keepalive = Keepalive(2.0, 60.0)
-        shown = {"role": "client", "client_id": "peer", **(hello if not unit else {})}
-        first = await connect(
-            servers.address, wire.Hello(**shown), _Endpoint(), _CONTROLLER, keepalive,
-            what="controller", timeout_s=60, credentials=credentials(security),
-        )  # fmt: skip
-        try:
-            welcome = first.welcome
-            info: UnitInfo | None = welcome.units[0] if welcome.units else None
-            if not unit:
-                return await work(first, welcome)
-            assert info is not None
-            shown = {
-                "role": "client", "client_id": "peer", "writer": welcome.writer, "run": welcome.run,
-                "ticket": welcome.attributes["ticket"], **hello,
-            }  # fmt: skip
-            second = await connect(
-                info.address, wire.Hello(**shown), _Endpoint(), _UNIT, keepalive,
-                what="storage unit", timeout_s=60, credentials=credentials(security),
-            )  # fmt: skip
-            try:
-                return await work(second, welcome)
-            finally:
-                second.close()
-        finally:
-            first.close()
-
-    return asyncio.run(run())
 
 
 _INDEX = np.array([0], "<i8").tobytes()

@@ -20,7 +20,7 @@ from tests.integration.security.servers import Servers, running
 from transfer_queue.wire.frames import MAGIC
 from transfer_queue.wire.messages import ControllerRequest, Envelope, Hello, Kind, UnitRequest
 
-FRAMES = int(os.environ.get("TQ_FUZZ_FRAMES", "6000"))
+FRAMES = int(os.environ.get("TQ_FUZZ_FRAMES", "2400"))
 _PER_CONNECTION = 40
 _HEAD = struct.Struct("<IIQ")
 _NAMES = sorted({kind.__name__ for kind in (*ControllerRequest.__args__, *UnitRequest.__args__)})

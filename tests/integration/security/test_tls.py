@@ -13,16 +13,12 @@ import torch
 from tensordict import TensorDict
 
 from tests.integration.security.authority import TOKENS, Authority, token_files
+from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
 from tests.waiting import wait_until
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, TransferQueueError
+from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.tls import Credentials, listen_context
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusals of TLS are tried again for this long."""
-    monkeypatch.setenv("TQ_CONNECT_TIMEOUT", "1.5")
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +51,11 @@ def put_and_get(servers: Servers, **security: Any) -> None:
 
 
 def refusal(servers: Servers, **security: Any) -> TransferQueueError:
-    with pytest.raises(TransferQueueError) as caught, servers.client(**security):
-        pass
+    async def never(connection: Connection, _: Any) -> None:
+        raise AssertionError("admitted")
+
+    with pytest.raises(TransferQueueError) as caught:
+        as_peer(servers, security, never)
     return caught.value
 
 
@@ -141,19 +140,15 @@ def test_new_connections_use_rotated_certificates_without_a_restart(tmp_path: Pa
         assert servers.controller.process.poll() is None
 
 
-def test_a_token_admits_and_a_wrong_one_is_refused_at_once(
-    with_tokens: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TQ_CONNECT_TIMEOUT", "600")
-    for text, admitted in ((TOKENS["a"], True), ("wrong-0123456789abcdef", False), ("", False)):
-        path = tmp_path / "token"
-        path.write_text(text)
-        if admitted:
-            put_and_get(with_tokens, token_file=str(path))
-        elif text:
-            assert isinstance(refusal(with_tokens, token_file=str(path)), NotAuthorizedError)
-        else:
-            assert isinstance(refusal(with_tokens), NotAuthorizedError)
+def test_a_token_admits_and_a_wrong_one_is_refused_at_once(with_tokens: Servers, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKENS["a"])
+    put_and_get(with_tokens, tokenFile=str(path))
+    path.write_text("wrong-0123456789abcdef")
+    with pytest.raises(NotAuthorizedError, match="token is not one"), with_tokens.client(tokenFile=str(path)):
+        pass
+    with pytest.raises(NotAuthorizedError, match="wants to know who connects"), with_tokens.client():
+        pass
 
 
 def test_a_token_works_over_tls_without_a_client_certificate(authority: Authority, tmp_path: Path) -> None:
@@ -163,14 +158,14 @@ def test_a_token_works_over_tls_without_a_client_certificate(authority: Authorit
         "tokenFile": str(tmp_path / "storage.token"),
     }
     with running(tmp_path, security) as servers:
-        put_and_get(servers, tls={"ca": str(authority.ca)}, token_file=str(tmp_path / "a.token"))
+        put_and_get(servers, tls={"ca": str(authority.ca)}, tokenFile=str(tmp_path / "a.token"))
         assert isinstance(refusal(servers, tls={"ca": str(authority.ca)}), NotAuthorizedError)
 
 
 def test_tokens_are_in_no_log_and_no_environment(with_tokens: Servers, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("wrong-0123456789abcdef")
-    refusal(with_tokens, token_file=str(path))
+    refusal(with_tokens, tokenFile=str(path))
     for process in (with_tokens.controller, with_tokens.unit):
         shown = process.log.read_bytes() + process.path.read_bytes()
         shown += Path(f"/proc/{process.process.pid}/environ").read_bytes()
