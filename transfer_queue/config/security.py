@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from transfer_queue.config.document import Document
 
@@ -32,6 +32,11 @@ class PeerSecurity(Document):
     """None: plain TCP."""
     token_file: str | None = None
     """A file whose only content is the token."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Programs of before these settings read files that do not use them."""
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class ServerSecurity(PeerSecurity):
