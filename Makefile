@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate operator-scale bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ release-dry-run: setup ## Build wheel, source archive and the chart's package in
 
 pictures: setup ## Take the pictures of the docs anew, from real runs
 	TQ_KEEP_PICTURES=1 $(PYTHON) -m pytest tests/integration/observability $(PYTEST_ARGS)
+
+fuzz: setup ## Send FRAMES (default 1000000) made-up frames to real servers; they must live and stay flat
+	TQ_FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON) -m pytest tests/integration/security/test_fuzz.py $(PYTEST_ARGS)
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)

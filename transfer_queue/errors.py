@@ -14,6 +14,7 @@
     ├── StartError (RuntimeError)             a server process could not be started
     ├── ConnectionLostError (ConnectionError, RuntimeError)   a server cannot be reached or went away
     ├── WaitTimeoutError (TimeoutError, RuntimeError)         a wait ended before its condition held
+    ├── NotAuthorizedError (PermissionError)  who asks is unknown, or may not do this
     ├── CapacityError (RuntimeError)          a byte or sample budget is used up (the text contains "capacity")
     ├── NotReadyError (ValueError)            a row exists but a requested field is not produced yet
     ├── RequestError (RuntimeError)           the controller or a storage unit refused the request
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidTypeError",
     "JournalWriteError",
     "KeyNotFoundError",
+    "NotAuthorizedError",
     "NotInitializedError",
     "NotReadyError",
     "QueueNotEmptyError",
@@ -109,6 +111,10 @@ class ConnectionLostError(TransferQueueError, ConnectionError, RuntimeError):
 
 class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):
     """A wait ended before its condition held; the text says what was missing."""
+
+
+class NotAuthorizedError(TransferQueueError, PermissionError):
+    """Who asks is unknown to the server, or may not do this; the text names principal, verb and allowed prefixes."""
 
 
 class CapacityError(TransferQueueError, RuntimeError):

@@ -15,6 +15,7 @@ from transfer_queue.config.attach import AttachConfig, ControllerAddresses, atta
 from transfer_queue.config.document import load_document
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
 
 __all__ = ["ControllerOption", "Link", "QueueOption", "find_queue"]
@@ -65,6 +66,7 @@ class Link:
 
     def __init__(self, config: AttachConfig, timeout_s: float = 10.0) -> None:
         self._addresses = config.controller.addresses
+        self._credentials = Credentials(config.security)
         self._timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._connection: Connection | None = None
@@ -106,7 +108,14 @@ class Link:
         for address in self._addresses:
             try:
                 self._connection = await connect(
-                    address, hello, self, _DECODER, Keepalive(2.0, 60.0), what="controller", timeout_s=self._timeout_s
+                    address,
+                    hello,
+                    self,
+                    _DECODER,
+                    Keepalive(2.0, 60.0),
+                    what="controller",
+                    timeout_s=self._timeout_s,
+                    credentials=self._credentials,
                 )
             except (ConnectionLostError, WaitTimeoutError) as error:
                 failure = error

@@ -71,7 +71,7 @@ class AsyncTransferQueueClient:
 
     async def _open(self) -> Engine:
         io = shared_io()
-        engine = Engine(self.config.controller.addresses, self.client_id, io.run_copy)
+        engine = Engine(self.config.controller.addresses, self.client_id, io.run_copy, self.config.security)
         await engine.open(self._options.connect_s)
         return engine
 

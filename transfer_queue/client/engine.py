@@ -16,6 +16,7 @@ from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, BlockRef, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.errors import (
     CapacityError,
@@ -27,6 +28,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
 from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
@@ -47,12 +49,21 @@ _SPLIT_BYTES = 1 << 20
 class Engine:
     """One client of one queue. Every coroutine runs on the I/O loop that made it."""
 
-    def __init__(self, addresses: list[str], client_id: str, run_copy: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(
+        self,
+        addresses: list[str],
+        client_id: str,
+        run_copy: Callable[[Callable[[], Any]], Any],
+        security: PeerSecurity | None = None,
+    ) -> None:
+        """Raises ConfigError for files of ``security``."""
+        self._credentials = Credentials(security or PeerSecurity())
+        self._scopes: dict[int, str] = {}
         self._client_id = client_id
         self._run_copy = run_copy
         self._keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
         self._placement = Placement(seed=hash(client_id))
-        self._session = ControllerSession(addresses, client_id, self._keepalive, self._units_changed)
+        self._session = ControllerSession(addresses, client_id, self._keepalive, self._units_changed, self._credentials)
         self._backend: Backend | None = None
         self._backend_writer = 0
         self._backend_lock = asyncio.Lock()
@@ -121,7 +132,7 @@ class Engine:
         if block is None or not block.fields:
             return await self._commit(commit, [], timeout_s)
         for attempt in itertools.count(1):
-            refs = await self._store(block, commit.wait_s, timeout_s)
+            refs = await self._store(block, commit.wait_s, timeout_s, commit.partition)
             filled = msgspec.structs.replace(
                 commit, fields=block.fields, blocks=[ref for ref, _ in refs], lengths=block.lengths
             )
@@ -146,7 +157,9 @@ class Engine:
         assert isinstance(reply, Committed)
         return reply
 
-    async def _store(self, block: EncodedBlock, wait_s: float, timeout_s: float) -> list[tuple[BlockRef, UnitInfo]]:
+    async def _store(
+        self, block: EncodedBlock, wait_s: float, timeout_s: float, scope: str = ""
+    ) -> list[tuple[BlockRef, UnitInfo]]:
         """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows."""
         backend = await self._ready_backend()
         loop = asyncio.get_running_loop()
@@ -155,19 +168,19 @@ class Engine:
         parts = min(self._placement.parts(block.nbytes, backend.capabilities.max_block_bytes), max(1, block.rows))
         while True:
             try:
-                return await self._store_parts(backend, block, parts, 0.0)
+                return await self._store_parts(backend, block, parts, 0.0, scope)
             except CapacityError:
                 pass
             more = max(parts, self._placement.takers)
             if more > parts and block.rows >= more and block.nbytes >= _SPLIT_BYTES:
                 try:
-                    return await self._store_parts(backend, block, more, 0.0)
+                    return await self._store_parts(backend, block, more, 0.0, scope)
                 except CapacityError:
                     pass
             now = loop.time()
             left = deadline - now
             try:
-                return await self._store_parts(backend, block, parts, max(0.0, min(_WAIT_SLICE_S, left)))
+                return await self._store_parts(backend, block, parts, max(0.0, min(_WAIT_SLICE_S, left)), scope)
             except CapacityError:
                 if left <= _WAIT_SLICE_S:
                     raise
@@ -175,27 +188,29 @@ class Engine:
                 await asyncio.sleep(_WAIT_SLICE_S * random.uniform(0.5, 1.0))
 
     async def _store_parts(
-        self, backend: Backend, block: EncodedBlock, parts: int, wait_s: float
+        self, backend: Backend, block: EncodedBlock, parts: int, wait_s: float, scope: str
     ) -> list[tuple[BlockRef, UnitInfo]]:
         if parts == 1:
-            return [await self._store_one(backend, block, 0, wait_s)]
+            return [await self._store_one(backend, block, 0, wait_s, scope)]
         bounds = [block.rows * number // parts for number in range(parts + 1)]
         stored: list[tuple[BlockRef, UnitInfo]] = []
         try:
             for start, stop in itertools.pairwise(bounds):
-                stored.append(await self._store_one(backend, block.select(None, (start, stop)), start, wait_s))
+                stored.append(await self._store_one(backend, block.select(None, (start, stop)), start, wait_s, scope))
         except BaseException:
             await self._discard(stored)
             raise
         return stored
 
     async def _store_one(
-        self, backend: Backend, block: EncodedBlock, row_start: int, wait_s: float
+        self, backend: Backend, block: EncodedBlock, row_start: int, wait_s: float, scope: str
     ) -> tuple[BlockRef, UnitInfo]:
         """Store on the first unit that takes it. Raises CapacityError, ConnectionLostError if none does."""
         failure: TransferQueueError | None = None
         for info in self._placement.candidates(block.nbytes):
             number = (self._backend_writer << 32) | next(self._counter)
+            if "ticket" in self._session.welcome.attributes:
+                self._scopes[number] = scope
             if not backend.capabilities.tracks_writers:
                 self._session.announce(info.unit, number)
             try:
@@ -208,6 +223,8 @@ class Engine:
                 self._placement.move_on()
             else:
                 return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
+            finally:
+                self._scopes.pop(number, None)
         if failure is None:
             raise CapacityError(
                 f"no storage unit has capacity for a block of {block.nbytes} bytes; put smaller batches"
@@ -344,16 +361,31 @@ class Engine:
                     await self._backend.close()
                 welcome = self._session.welcome
                 context = BackendContext(
-                    self._client_id, welcome.writer, welcome.run, welcome.settings, self._connect, self._run_copy
+                    self._client_id,
+                    welcome.writer,
+                    welcome.run,
+                    welcome.settings,
+                    self._connect,
+                    self._run_copy,
+                    self._scopes,
                 )
                 self._backend = await open_backend(welcome.backend, context)
                 self._backend_writer = welcome.writer
         return self._backend
 
     async def _connect(self, address: str) -> Connection:
-        hello = Hello("client", self._client_id, writer=self._session.writer, run=self._session.welcome.run)
+        welcome = self._session.welcome
+        ticket = welcome.attributes.get("ticket", b"")
+        hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, ticket=ticket)
         connection = await connect(
-            address, hello, self, _UNIT_DECODER, self._keepalive, what="storage unit", timeout_s=_CONNECT_S
+            address,
+            hello,
+            self,
+            _UNIT_DECODER,
+            self._keepalive,
+            what="storage unit",
+            timeout_s=_CONNECT_S,
+            credentials=self._credentials,
         )
         self._connections.add(connection)
         return connection

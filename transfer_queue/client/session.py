@@ -11,9 +11,16 @@ from typing import Any
 import msgspec
 
 from transfer_queue.control.commands import Command, Fetch, Reply
-from transfer_queue.errors import ConnectionLostError, NotInitializedError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import (
+    ConnectionLostError,
+    NotAuthorizedError,
+    NotInitializedError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
 from transfer_queue.runtime.sessions import ClientSession
+from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import (
     Announce,
     Cancel,
@@ -40,13 +47,20 @@ class ControllerSession:
     """Runs on the I/O loop. ``changed`` is called with each new list of storage units."""
 
     def __init__(
-        self, addresses: list[str], client_id: str, keepalive: Keepalive, changed: Callable[[list[UnitInfo]], None]
+        self,
+        addresses: list[str],
+        client_id: str,
+        keepalive: Keepalive,
+        changed: Callable[[list[UnitInfo]], None],
+        credentials: Credentials,
     ) -> None:
         self.welcome: Welcome = Welcome("controller")
         self._addresses = addresses
         self._client_id = client_id
         self._keepalive = keepalive
         self._changed = changed
+        self._credentials = credentials
+        self._refused: NotAuthorizedError | None = None
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -148,6 +162,8 @@ class ControllerSession:
     async def _connection_until(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
         while self._connection is None or self._connection.closed:
+            if self._refused is not None:
+                raise self._refused
             if self._gone:
                 raise ConnectionLostError(self._gone)
             if self._closed:
@@ -167,12 +183,27 @@ class ControllerSession:
                 try:
                     await self._connect(address)
                     return
+                except NotAuthorizedError as error:
+                    self._failure = error
+                    if not self.welcome.run:  # an admitted client tries on: its new credentials may be on their way
+                        self._refused = error
+                        self._connected.set()
+                        return
                 except TransferQueueError as error:
                     self._failure = error
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
-        connection = await connect(address, hello, self, _DECODER, self._keepalive, what="controller", timeout_s=10.0)
+        connection = await connect(
+            address,
+            hello,
+            self,
+            _DECODER,
+            self._keepalive,
+            what="controller",
+            timeout_s=10.0,
+            credentials=self._credentials,
+        )
         before, self.welcome = self.welcome, connection.welcome
         if before.run and before.run != self.welcome.run:
             log.warning("the controller at %s started anew; rows put before are gone", address)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from transfer_queue.config.document import Document, load_document, validate_document
+from transfer_queue.config.security import PeerSecurity
 from transfer_queue.errors import ConfigError
 
 __all__ = [
@@ -27,7 +28,7 @@ class ControllerAddresses(Document):
     addresses: list[str] = Field(min_length=1)
 
 
-class AttachSecurity(Document):
+class AttachSecurity(PeerSecurity):
     """``allow_pickle``: may values that msgpack cannot carry be pickled by writers and unpickled by readers?"""
 
     allow_pickle: bool = False
@@ -54,8 +55,16 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
         listed = [item.strip() for item in addresses.split(",") if item.strip()]
         for item in listed:
             parse_address(item)
-        return validate_document(AttachConfig, {"controller": {"addresses": listed}}, "TQ_CONTROLLER_ADDRESS")
+        named = {"controller": {"addresses": listed}, "security": _security_from(environ)}
+        return validate_document(AttachConfig, named, "TQ_CONTROLLER_ADDRESS")
     return None
+
+
+def _security_from(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Files named by ``TQ_TLS_CA``, ``TQ_TLS_CERTIFICATE``, ``TQ_TLS_KEY`` and ``TQ_TOKEN_FILE``."""
+    names = {"ca": "TQ_TLS_CA", "certificate": "TQ_TLS_CERTIFICATE", "key": "TQ_TLS_KEY"}
+    tls = {field: environ[name] for field, name in names.items() if environ.get(name)}
+    return {"tls": tls or None, "token_file": environ.get("TQ_TOKEN_FILE") or None}
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document
 from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.security import ServerSecurity
 
 __all__ = [
     "SMALLEST_CAPACITY",
@@ -75,6 +76,7 @@ class ControllerConfig(Document):
     durability: Durability = "none"
     journal: str | None = None
     """Folder of the journal; needed unless ``durability`` is none. For node it has to outlive the machine."""
+    security: ServerSecurity = ServerSecurity()
 
 
 class StorageUnitConfig(Document):
@@ -101,3 +103,5 @@ class StorageUnitConfig(Document):
     prefault: bool = True
     """Touch the arena's pages in the background after start."""
     timing: Timing = Timing()
+    security: ServerSecurity = ServerSecurity()
+    """The same policy and tokens as the controller's."""

@@ -7,25 +7,31 @@ messages pass. The sender stops taking pieces while the socket is full, so nothi
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ssl import SSLContext
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from transfer_queue.config.attach import parse_address
+from transfer_queue.config.security import PeerSecurity
 from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
+from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
 from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
 from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.access import Principal
 
 __all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
 
 Buffer = memoryview | bytes | bytearray
 _TRUSTED = Limits(header=(1 << 32) - 1)
 """Of what a server answers: a list of millions of keys is an answer as good as any."""
+_PLAIN = Credentials(PeerSecurity())
 _PING: Envelope[Any] = Envelope(Kind.PING)
 _UNSENT_MESSAGES = 1024
 _UNSENT_BYTES = 64 << 20
@@ -111,6 +117,8 @@ class Connection(asyncio.BufferedProtocol):
         self.welcome: Any = None
         self.context: Any = None
         """Whatever the endpoint keeps with this connection."""
+        self.principal: Principal | None = None
+        """Who the peer is, if that was asked."""
         self.closed = False
         self.last_received = self.last_sent = 0.0
         self._endpoint = endpoint
@@ -210,6 +218,10 @@ class Connection(asyncio.BufferedProtocol):
         found = None if self.closed else self._transport.get_extra_info("socket")
         return -1 if found is None else int(found.fileno())
 
+    def peer_certificate(self) -> dict[str, Any]:
+        """The verified certificate of the peer as ``ssl`` describes it; empty if it showed none."""
+        return self._transport.get_extra_info("peercert") or {}
+
     def lost_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"lost the connection to {self.peer}: {self._reason}")
 
@@ -218,7 +230,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         # Zero: "resume" then means that the socket took every byte, so that buffers may be reused.
-        self._transport.set_write_buffer_limits(high=0)
+        # A TLS transport compares with >=, and its buffer holds copies.
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        self._transport.set_write_buffer_limits(high=1 if encrypted else 0, low=0)
         self.last_received = self.last_sent = self._loop.time()
         self._keepalive.add(self)
 
@@ -368,7 +382,7 @@ async def connect(
     *,
     what: str,
     timeout_s: float,
-    ssl: SSLContext | None = None,
+    credentials: Credentials = _PLAIN,
 ) -> Connection:
     """Connect to ``host:port`` and shake hands; the reply is ``Connection.welcome``.
 
@@ -381,14 +395,25 @@ async def connect(
         return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}", limits=_TRUSTED)
 
     try:
-        _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, ssl=ssl), timeout_s)
+        ssl = credentials.context()
+        secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
+        _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None
     except OSError as error:
+        if ssl and not isinstance(error, ConnectionRefusedError | socket.gaierror):
+            raise ConnectionLostError(explain_tls(error, what, address)) from None
         reason = error.strerror or str(error)
         raise ConnectionLostError(f"cannot reach the {what} at {address}: {reason}") from None
     try:
+        if token := credentials.token(host):
+            hello = msgspec.structs.replace(hello, token=token)
         connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
+    except ConnectionLostError as error:
+        if not connection.closed:
+            connection.close()
+            raise  # the server's own answer
+        raise ConnectionLostError(explain_loss(error, ssl is not None)) from None
     except (TransferQueueError, asyncio.CancelledError):
         connection.close()
         raise

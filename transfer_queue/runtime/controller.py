@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 
 from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Reply, Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
-from transfer_queue.errors import RequestError, TransferQueueError
+from transfer_queue.errors import ConfigError, RequestError, TransferQueueError
+from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.counters import ControllerCounters
@@ -90,6 +92,7 @@ class Controller(Server):
             config.timing.peer_timeout,
         )
         self.checkpoints = Checkpoints(core, self.units, self._after)
+        self.tickets = Tickets()
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
         self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
@@ -128,6 +131,8 @@ class Controller(Server):
         if hello.role == "unit":
             connection.context = Joining()
             return Welcome("controller", name=self.config.name, run=self.run)
+        if connection.principal is not None:  # so that nobody resumes another principal's session
+            hello = msgspec.structs.replace(hello, client_id=f"{connection.principal.name}/{hello.client_id}")
         session, resumed = self.clients.admit(hello, connection)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
@@ -143,13 +148,21 @@ class Controller(Server):
             backend=self.config.backend.kind,
             settings=self.config.backend.settings,
             units=self.units.infos(),
-            attributes={"metrics": self.metrics_address} if self.metrics_address else {},
+            attributes=self._attributes(connection, session),
         )
+
+    def _attributes(self, connection: Connection, session: ClientSession) -> dict[str, Any]:
+        attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
+        if self.access is not None and self.access.limited and connection.principal is not None:
+            attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
+        return attributes
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
         started = perf_counter()
         failed = True
         try:
+            if self.access is not None:
+                self.access.check(connection, body)
             if isinstance(body, Capture | EndCapture | Adopt):
                 self.checkpoints.serve(connection, request, body, payload)
                 reply = None
@@ -165,6 +178,8 @@ class Controller(Server):
             self._after(connection.fail, request, RequestError(f"{type(error).__name__} in the controller: {error}"))
         else:
             if reply is not None:
+                if self.access is not None:
+                    reply = self.access.visible(connection, body, reply)
                 self._after(connection.reply, request, reply)
         self.counters.requests.count(type(body), perf_counter() - started, failed)
         self._flush()
@@ -178,7 +193,10 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Join) and isinstance(session, Joining):
-            return self.units.join(connection, body, session.inventory(body), self._loop.time())
+            joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
+            if self.access is not None and self.access.limited:
+                joined = msgspec.structs.replace(joined, ticket_key=self.tickets.key)
+            return joined
         raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
 
     def _trace(self, connection: Connection, most: int) -> list[Any]:
@@ -221,7 +239,8 @@ class Controller(Server):
     def notice(self, connection: Connection, body: Any) -> None:
         session = connection.context
         if isinstance(session, ClientSession) and isinstance(body, Announce):
-            session.announced[body.block] = body.unit
+            if body.block >> 32 == session.writer:  # another's would be freed with this session
+                session.announced[body.block] = body.unit
         elif isinstance(session, ClientSession) and isinstance(body, Cancel):
             if session.parked.pop(body.request, None) is not None:
                 self.core.cancel(session.writer, body.request)
@@ -238,6 +257,8 @@ class Controller(Server):
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         if isinstance(body, Adopt):
+            if self.access is not None:
+                self.access.check(connection, body)
             self.checkpoints.check_size(nbytes)
             return None
         return super().receive_buffer(connection, body, nbytes)
@@ -372,9 +393,16 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         sample_capacity=config.sample_capacity,
         journal=config.durability != "none",
     )
+    if config.security.policy_file is not None and config.backend.kind != "simple":
+        raise ConfigError(
+            f"security.policyFile: the clients of backend {config.backend.kind!r} move rows past the storage units, "
+            "which could not keep tenants apart; use the simple backend, or one queue for each tenant"
+        )
     controller = Controller(config, core, asyncio.get_running_loop())
-    pages: dict[str, Page] = {path: partial(_same, *content) for path, content in read_pages().items()}
-    pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
+    pages: dict[str, Page] = {}
+    if config.security == ServerSecurity():  # the pages show keys and tags to whoever asks
+        pages.update({path: partial(_same, *content) for path, content in read_pages().items()})
+        pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
     status = StatusServer(controller_registry(controller), controller.missing, pages)
     keeping: Keeping | None = None
     try:
@@ -383,7 +411,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)
             controller.metrics_address = status.address  # before the first client is welcomed
-        await controller.listen(config.host, config.port, config.advertise_host)
+        await controller.listen(config.host, config.port, config.advertise_host, config.security)
         announce_ready(name=config.name, address=controller.address, metrics=status.address or None, run=controller.run)
         await stop.wait()
         if keeping is not None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from ssl import SSLContext
 from typing import Any
 
 import msgspec
 
 from transfer_queue.config.attach import join_address
+from transfer_queue.config.security import ServerSecurity
 from transfer_queue.errors import RequestError, StartError, TransferQueueError
+from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.tls import HANDSHAKE_S, listen_context
 from transfer_queue.wire.frames import DEFAULT_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 
@@ -37,12 +39,20 @@ class Server:
         self._server: asyncio.Server | None = None
         self.connections: set[Connection] = set()
         self.address = ""
+        self.access: Access | None = None
+        """Set by ``listen``; None: every peer may do everything."""
 
-    async def listen(self, host: str, port: int, advertise: str | None, ssl: SSLContext | None = None) -> None:
-        """Raises StartError if the address cannot be used."""
+    async def listen(self, host: str, port: int, advertise: str | None, security: ServerSecurity | None = None) -> None:
+        """Raises StartError if the address cannot be used, ConfigError for files of ``security``."""
         loop = asyncio.get_running_loop()
+        security = security or ServerSecurity()
+        self.access = Access.of(security)
+        if self.access is not None:
+            self.access.warn_if_readable(host)
+        ssl = listen_context(security)
+        secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
         try:
-            self._server = await loop.create_server(self._make, host or None, port, ssl=ssl, backlog=4096)
+            self._server = await loop.create_server(self._make, host or None, port, backlog=4096, **secured)
         except OSError as error:
             reason = error.strerror or str(error)
             if "in use" in str(error):
@@ -93,6 +103,8 @@ class Server:
                 raise RequestError(
                     f"this server speaks protocol {PROTOCOL}, the peer {body.protocol}; install one version on both"
                 )
+            if self.access is not None:
+                connection.principal = self.access.admit(connection, body)
             reply = self.welcome(connection, body)
         except TransferQueueError as error:
             connection.fail(request, error)

@@ -19,12 +19,14 @@ import msgspec
 
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
+from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
 from transfer_queue.runtime.counters import UnitCounters
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.metrics import unit_registry
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.server import Server
+from transfer_queue.runtime.tls import Credentials
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.storage.base import ClientServing, Served, StoreContext, UnitStore
 from transfer_queue.storage.registry import open_store
@@ -73,7 +75,12 @@ class BlockServer(Server):
 
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         peer = _ClientPeer(hello)
-        attributes = self._store.connected(peer)
+        if isinstance(self._store, GuardedStore):
+            assert connection.principal is not None
+            self._store.admit(hello, connection.principal)
+            attributes = self._store.connected_as(peer, connection.principal)
+        else:
+            attributes = self._store.connected(peer)
         connection.context = peer
         return Welcome("unit", attributes=attributes)
 
@@ -144,6 +151,7 @@ class ControllerLink:
         self._config = config
         self._store = store
         self._keepalive = keepalive
+        self._credentials = Credentials(config.security)
         self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
@@ -209,6 +217,8 @@ class ControllerLink:
             raise
         self._connection = connection
         self.connected = True
+        if isinstance(self._store, GuardedStore):
+            self._store.tickets = Tickets(joined.ticket_key)
         self._store.registered(joined.unit, joined.run)
         await self._store.free(unpack_blocks(joined.unknown))
 
@@ -218,7 +228,14 @@ class ControllerLink:
         for address in self._config.controller:
             try:
                 return await connect(
-                    address, hello, self, _CONTROLLER, self._keepalive, what="controller", timeout_s=10.0
+                    address,
+                    hello,
+                    self,
+                    _CONTROLLER,
+                    self._keepalive,
+                    what="controller",
+                    timeout_s=10.0,
+                    credentials=self._credentials,
                 )
             except (ConnectionLostError, TimeoutError) as error:
                 failure = cast("TransferQueueError", error)
@@ -267,6 +284,8 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         lost=lambda: link.start_over(),
     )
     store = await open_store(config.backend.kind, context)
+    if config.security.policy_file is not None:
+        store = cast("UnitStore", GuardedStore(store, lambda: link.connected))
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     link = ControllerLink(config, store, keepalive)
     server = BlockServer(cast("ClientServing", store), keepalive, link) if hasattr(store, "serve") else None
@@ -278,7 +297,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     running: asyncio.Task[None] | None = None
     try:
         if server is not None:
-            await server.listen(config.host, config.port, config.advertise_host)
+            await server.listen(config.host, config.port, config.advertise_host, config.security)
             link.address = server.address
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)

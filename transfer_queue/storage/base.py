@@ -174,6 +174,8 @@ class BackendContext:
     """Open a channel to ``host:port`` of a unit. Raises ConnectionLostError."""
     run_copy: Callable[[Callable[[], T]], Awaitable[T]]
     """Run a long copy or blocking call on the client's worker thread (there is one); the loop stays responsive."""
+    scopes: dict[int, str] = field(default_factory=dict)
+    """Block -> partition of the puts under way, where storage units keep tenants apart; else empty."""
 
 
 @dataclass(frozen=True)

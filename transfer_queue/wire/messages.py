@@ -145,6 +145,11 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol mu
     writer: int = 0
     run: str = ""
     token: str = ""
+    ticket: bytes = b""
+    """To a storage unit: the controller's proof of whose ``writer`` is; from ``Welcome.attributes``."""
+
+    def __repr__(self) -> str:
+        return f"Hello(role={self.role!r}, client_id={self.client_id!r})"  # without the secrets
 
 
 class Welcome(Message, frozen=True, tag=True, omit_defaults=False):  # protocol must be said, not assumed
@@ -257,6 +262,11 @@ class Joined(Message, frozen=True, tag=True, omit_defaults=True):
     unit: int
     run: str
     unknown: bytes = b""
+    ticket_key: bytes = b""
+    """Proves tickets; empty without a policy."""
+
+    def __repr__(self) -> str:
+        return f"Joined(unit={self.unit!r}, run={self.run!r})"
 
 
 class UnitReport(Message, frozen=True, tag=True, omit_defaults=True):
@@ -285,6 +295,8 @@ class Put(Message, frozen=True, tag=True, omit_defaults=True):
 
     block: int
     wait_s: float = 0.0
+    scope: str = ""
+    """The partition it is for; asked for by units that keep tenants apart."""
 
 
 class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
@@ -293,6 +305,7 @@ class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
     block: int
     nbytes: int
     wait_s: float = 0.0
+    scope: str = ""
 
 
 class Fill(Message, frozen=True, tag=True, omit_defaults=True):

@@ -120,13 +120,14 @@ class MemoryBackend:
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         link = await self._link(unit)
         nbytes = block.nbytes
+        scope = self._context.scopes.get(block_id, "")
         timeout_s = wait_s + _ANSWER_S + nbytes / _SLOWEST_BYTES_PER_S
         if nbytes <= INLINE_BYTES:
-            await link.channel.request(Put(block_id, wait_s), block.segments(), timeout_s=timeout_s)
+            await link.channel.request(Put(block_id, wait_s, scope), block.segments(), timeout_s=timeout_s)
             return nbytes
         allocated = False
         try:
-            extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s), timeout_s=timeout_s)
+            extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s, scope), timeout_s=timeout_s)
             allocated = True
             if link.mapping is None:
                 await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)

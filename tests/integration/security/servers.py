@@ -1,0 +1,58 @@
+"""A controller and a storage unit with given ``security``, and clients of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.integration.stack import TIMING, Process
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.document import validate_document
+
+
+class Servers:
+    """``controller`` and ``unit`` are processes."""
+
+    def __init__(self, folder: Path, controller: dict[str, Any], unit: dict[str, Any]) -> None:
+        local = {"host": "127.0.0.1", "port": 0, "metricsPort": 0, "timing": TIMING}
+        self.controller = Process(
+            "transfer_queue.runtime.controller", {**local, "security": controller}, folder, "controller"
+        ).wait_ready()
+        settings = {"controller": [self.address], "capacity": "32Mi", "directory": str(folder), "prefault": False}
+        self.unit = Process(
+            "transfer_queue.runtime.storage_unit", {**local, **settings, "security": unit}, folder, "unit"
+        )
+
+    @property
+    def address(self) -> str:
+        return str(self.controller.ready["address"])
+
+    def config(self, **security: Any) -> AttachConfig:
+        return validate_document(
+            AttachConfig, {"layout": "dense", "controller": {"addresses": [self.address]}, "security": security}, "test"
+        )
+
+    @contextmanager
+    def client(self, **security: Any) -> Iterator[TransferQueueClient]:
+        client = TransferQueueClient("client", self.config(**security))
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        self.unit.stop()
+        self.controller.stop()
+
+
+@contextmanager
+def running(folder: Path, controller: dict[str, Any], unit: dict[str, Any] | None = None) -> Iterator[Servers]:
+    servers = Servers(folder, controller, controller if unit is None else unit)
+    try:
+        servers.unit.wait_ready()
+        yield servers
+    finally:
+        servers.stop()

@@ -1,0 +1,69 @@
+"""Who may connect and do what: certificates, tokens, and the policy. Settings name files; secrets stay in the files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from transfer_queue.config.document import Document
+
+__all__ = ["PeerSecurity", "Policy", "PolicyPrincipal", "Role", "ServerSecurity", "TlsFiles"]
+
+Role = Literal["producer", "consumer", "admin", "storage"]
+
+
+class TlsFiles(Document):
+    """PEM files, read again when they change: new connections use the new ones.
+
+    Both ends show a certificate and both check the other's against ``ca``. Clients that authenticate with a token need
+    no certificate of their own: they leave out ``certificate`` and ``key``.
+    """
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
+class PeerSecurity(Document):
+    """How a process shows a server who it is."""
+
+    tls: TlsFiles | None = None
+    """None: plain TCP."""
+    token_file: str | None = None
+    """A file whose only content is the token."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Programs of before these settings read files that do not use them."""
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class ServerSecurity(PeerSecurity):
+    """How a server admits its peers. ``tls`` and ``token_file`` are also what it shows to servers it connects to."""
+
+    tokens_file: str | None = None
+    """Lines of ``name token``. With it, a peer shows a token or a certificate; without, ``tls`` asks a certificate."""
+    policy_file: str | None = None
+    """YAML of a :class:`Policy`. None: whoever is admitted may do everything."""
+
+
+class PolicyPrincipal(Document):
+    """Who shows the token called ``token``, or a certificate whose common name or a DNS or URI name is ``certificate``.
+
+    ``partitions``: prefixes of partition names; ``""`` is all of them. Roles: a producer puts, a consumer fetches,
+    resets and clears, both look up; an admin does all of it, and with the prefix ``""`` also checkpoints, traces and
+    sees the whole queue; ``storage`` is for storage units only.
+    """
+
+    name: str = Field(min_length=1)
+    token: str | None = None
+    certificate: str | None = None
+    roles: list[Role] = Field(min_length=1)
+    partitions: list[str] = Field(default_factory=list)
+
+
+class Policy(Document):
+    """What each principal may do. Whom no entry names may do nothing."""
+
+    principals: list[PolicyPrincipal]

@@ -1,0 +1,295 @@
+"""Who a peer is and what it may do: admission, the policy, and a store that keeps tenants' blocks apart."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from transfer_queue.config.document import load_document
+from transfer_queue.config.security import Policy, PolicyPrincipal, ServerSecurity
+from transfer_queue.control import commands
+from transfer_queue.errors import ConnectionLostError, NotAuthorizedError, RequestError
+from transfer_queue.runtime.tls import Reread, Tokens, is_loopback, names_of
+from transfer_queue.storage.base import Peer, Served
+from transfer_queue.wire import messages as wire
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.connection import Connection
+
+__all__ = ["Access", "GuardedStore", "Principal", "Tickets"]
+
+log = logging.getLogger(__name__)
+
+_PRODUCE = frozenset({"producer", "admin"})
+_CONSUME = frozenset({"consumer", "admin"})
+_USE = _PRODUCE | _CONSUME
+_ADMIN = frozenset({"admin"})
+_STORAGE = frozenset({"storage"})
+
+COMMAND_ROLES: dict[type[Any], frozenset[str]] = {
+    commands.Commit: _PRODUCE,
+    commands.SetTags: _PRODUCE,
+    commands.Fetch: _CONSUME,
+    commands.ResetConsumption: _CONSUME,
+    commands.Clear: _CONSUME,
+    commands.Lookup: _USE,
+    commands.ListKeys: _USE,
+    commands.KeysOf: _USE,
+    commands.ProductionStatus: _USE,
+    commands.ConsumptionStatus: _USE,
+    commands.Snapshot: _USE,
+}
+"""Requests about one partition."""
+QUEUE_ROLES: dict[type[Any], frozenset[str]] = {
+    wire.Capture: _ADMIN,
+    wire.EndCapture: _ADMIN,
+    wire.Adopt: _ADMIN,
+    wire.Look: _ADMIN,
+    wire.Trace: _ADMIN,
+}
+"""Requests about all of the queue: for a principal with the prefix ``""`` only."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An authenticated peer. ``entry`` None: there is no policy, and it may do everything."""
+
+    name: str
+    entry: PolicyPrincipal | None = None
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(self.entry.roles) if self.entry is not None else _USE | _STORAGE
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return tuple(self.entry.partitions) if self.entry is not None else ("",)
+
+    @property
+    def sees_all_memory(self) -> bool:
+        """May it map the arena, in which every partition's bytes lie?"""
+        return "" in self.prefixes and ("admin" in self.roles or self.roles >= {"producer", "consumer"})
+
+    def may(self, roles: frozenset[str], partition: str) -> bool:
+        return bool(self.roles & roles) and partition.startswith(self.prefixes)
+
+    def check(self, verb: str, roles: frozenset[str], partition: str | None) -> None:
+        """``partition`` None: all of the queue. Raises NotAuthorizedError."""
+        allowed = bool(self.roles & roles) and (
+            "" in self.prefixes if partition is None else partition.startswith(self.prefixes)
+        )
+        if not allowed:
+            where = "the whole queue" if partition is None else f"partition {partition[:200]!r}"
+            prefixes = ", ".join(repr(prefix) for prefix in self.prefixes) or "none"
+            raise NotAuthorizedError(
+                f"{self.name!r} may not do {verb} on {where}: that takes the role {' or '.join(sorted(roles))}; its "
+                f"roles are {', '.join(sorted(self.roles))}, its partition prefixes: {prefixes}; an administrator "
+                "can change the policy"
+            )
+
+
+class Access:
+    """Admits peers, and checks requests to the controller. Without tokens, TLS and policy there is no Access at all."""
+
+    def __init__(self, security: ServerSecurity) -> None:
+        """Raises ConfigError."""
+        path = security.policy_file
+        self._tokens = None if security.tokens_file is None else Tokens(security.tokens_file)
+        self._policy = None if path is None else Reread([path], lambda: load_document(Policy, path))
+        self._encrypted = security.tls is not None
+
+    @classmethod
+    def of(cls, security: ServerSecurity) -> Access | None:
+        """None if every peer may do everything. Raises ConfigError."""
+        if security.tls is None and security.tokens_file is None and security.policy_file is None:
+            return None
+        return cls(security)
+
+    @property
+    def limited(self) -> bool:
+        """Is there a policy?"""
+        return self._policy is not None
+
+    def warn_if_readable(self, host: str) -> None:
+        """To be called once, with the address that is listened on."""
+        if self._tokens is not None and not self._encrypted and not is_loopback(host):
+            log.warning("tokens come over plain TCP, readable on the way; set security.tls")
+
+    def admit(self, connection: Connection, hello: wire.Hello) -> Principal:
+        """Who the peer is. Raises NotAuthorizedError."""
+        names: list[str] = []
+        if hello.token:
+            name = None if self._tokens is None else self._tokens.name_of(hello.token)
+            if name is None:
+                raise NotAuthorizedError(
+                    "the token is not one that this server accepts; check security.tokenFile of this process and "
+                    "security.tokensFile of the server"
+                )
+            principal = self._principal("token", [name])
+        else:
+            names = names_of(connection.peer_certificate())
+            if not names:
+                raise NotAuthorizedError(
+                    "this server wants to know who connects: set security.tokenFile, or security.tls with certificate "
+                    "and key"
+                )
+            principal = self._principal("certificate", names)
+        if hello.role == "unit" and not principal.roles & _STORAGE:
+            principal.check("Join", _STORAGE, None)
+        return principal
+
+    def _principal(self, kind: str, names: list[str]) -> Principal:
+        if self._policy is None:
+            return Principal(names[0])
+        for entry in self._policy.get().principals:
+            if getattr(entry, kind) in names:
+                return Principal(entry.name, entry)
+        raise NotAuthorizedError(f"the policy names no principal with the {kind} {names[0]!r}; it may do nothing")
+
+    def check(self, connection: Connection, body: Any) -> None:
+        """A request to the controller, before anything is done for it. Raises NotAuthorizedError."""
+        principal = connection.principal
+        if principal is None or principal.entry is None or isinstance(body, commands.ListPartitions | wire.Join):
+            return  # a listing is cut to what may be seen; who may join was asked at admission
+        verb = type(body).__name__
+        if type(body) in QUEUE_ROLES:
+            principal.check(verb, QUEUE_ROLES[type(body)], None)
+        elif isinstance(body, commands.ListKeys) and not body.partition:
+            return
+        elif isinstance(body, commands.Snapshot) and not body.partition:
+            principal.check(verb, _ADMIN, None)
+        else:
+            roles = COMMAND_ROLES.get(type(body), _ADMIN)
+            principal.check(verb, roles, getattr(body, "partition", None))
+
+    def visible(self, connection: Connection, body: Any, reply: Any) -> Any:
+        """The reply without partitions that the principal may not see."""
+        principal = connection.principal
+        if principal is None or principal.entry is None or not isinstance(reply, commands.Value):
+            return reply
+        if isinstance(body, commands.ListPartitions):
+            return commands.Value([name for name in reply.value if principal.may(_USE, name)])
+        if isinstance(body, commands.ListKeys) and not body.partition:
+            return commands.Value({name: keys for name, keys in reply.value.items() if principal.may(_USE, name)})
+        return reply
+
+
+class Tickets:
+    """The controller's word to its storage units on which principal has which writer number."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self.key = key or secrets.token_bytes(32)
+
+    def ticket(self, run: str, writer: int, principal: Principal) -> bytes:
+        text = msgspec.msgpack.encode((run, writer, principal.name))
+        return hmac.digest(self.key, text, hashlib.sha256)
+
+    def check(self, hello: wire.Hello, principal: Principal) -> None:
+        """Raises NotAuthorizedError."""
+        if not hmac.compare_digest(self.ticket(hello.run, hello.writer, principal), hello.ticket):
+            raise NotAuthorizedError(
+                f"{principal.name!r} is not writer {hello.writer} of this queue: connect to the controller first"
+            )
+
+
+class GuardedStore:
+    """A store whose clients reach only blocks of partitions they may use. It takes the place of the store it guards.
+
+    A block is tagged with the partition that its writer named; the tags live here, and go with the blocks. Clients that
+    may not see everything never learn of the shared memory, and fill blocks over their connection only.
+    """
+
+    def __init__(self, store: Any, connected: Callable[[], bool]) -> None:
+        """``connected``: is this unit registered with the controller?"""
+        self._store = store
+        self._registered = connected
+        self._scopes: dict[int, str] = {}
+        self._principals: dict[Peer, Principal] = {}
+        self.tickets: Tickets | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def admit(self, hello: wire.Hello, principal: Principal) -> None:
+        """Raises NotAuthorizedError; ConnectionLostError while the controller is away."""
+        if self.tickets is None or (hello.ticket and not self._registered()):
+            raise ConnectionLostError("this storage unit is not registered with its controller; try again")
+        self.tickets.check(hello, principal)
+
+    def connected_as(self, peer: Peer, principal: Principal) -> dict[str, Any]:
+        """See ``ClientServing.connected``."""
+        self._principals[peer] = principal
+        attributes: dict[str, Any] = self._store.connected(peer)
+        return attributes if principal.sees_all_memory else {}
+
+    def disconnected(self, peer: Peer) -> list[int]:
+        del self._principals[peer]
+        orphans: list[int] = self._store.disconnected(peer)
+        return orphans
+
+    async def free(self, blocks: Sequence[int]) -> None:
+        for number in blocks:
+            self._scopes.pop(number, None)
+        await self._store.free(blocks)
+
+    def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
+        self._check(self._principals[peer], message)
+        target: memoryview | None = self._store.receive_buffer(peer, message, nbytes)
+        return target
+
+    def notice(self, peer: Peer, message: Any) -> None:
+        if isinstance(message, wire.Abort):
+            principal = self._principals[peer]
+            if not principal.may(_PRODUCE, self._scopes.get(message.block, "")) or message.block >> 32 != peer.writer:
+                return
+            self._scopes.pop(message.block, None)
+        self._store.notice(peer, message)
+
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Any:
+        self._check(self._principals[peer], message)
+        if not isinstance(message, wire.Put | wire.Alloc) or message.block in self._scopes:
+            return self._store.serve(peer, message, payload)
+        self._scopes[message.block] = message.scope
+        try:
+            answer = self._store.serve(peer, message, payload)
+        except BaseException:
+            self._scopes.pop(message.block, None)
+            raise
+        return answer if isinstance(answer, Served) else self._stored(message.block, answer)
+
+    async def _stored(self, block: int, work: Coroutine[Any, Any, Served]) -> Served:
+        try:
+            return await work
+        except BaseException:
+            self._scopes.pop(block, None)
+            raise
+
+    def _check(self, principal: Principal, message: Any) -> None:
+        """Raises NotAuthorizedError, RequestError."""
+        verb = type(message).__name__
+        if isinstance(message, wire.Put | wire.Alloc):
+            principal.check(verb, _PRODUCE, message.scope)
+        elif isinstance(message, wire.Fill | wire.Seal):
+            principal.check(verb, _PRODUCE, self._scopes.get(message.block, ""))
+        elif isinstance(message, wire.Read):
+            for part in message.parts:
+                principal.check(verb, _CONSUME, self._scopes.get(part.block, ""))
+        elif isinstance(message, wire.Open):
+            for block in message.blocks:
+                principal.check(verb, _CONSUME, self._scopes.get(block, ""))
+        elif isinstance(message, wire.Stats):
+            principal.check(verb, _USE, "" if not principal.prefixes else principal.prefixes[0])
+        else:
+            raise RequestError(f"{verb} is not a request that this storage unit knows")
+        if isinstance(message, wire.Seal | wire.Open) and not principal.sees_all_memory:
+            raise NotAuthorizedError(
+                f"{principal.name!r} may not do {verb}, a part of access through shared memory: that takes the "
+                f"partition prefix ''; its partition prefixes: {', '.join(map(repr, principal.prefixes))}"
+            )
