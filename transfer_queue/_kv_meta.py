@@ -41,7 +41,7 @@ class KVBatchMeta:
             raise InvalidInputError(f"Got duplicated keys: {_repeated(self.keys)}")
         if self.fields is not None and len(set(self.fields)) != len(self.fields):
             raise InvalidInputError(f"Got duplicated fields: {_repeated(self.fields)}")
-        self.tags = [_copied(tag) for tag in self.tags]
+        self.tags = [_copied(tag) for tag in self.tags] if any(self.tags) else [{} for _ in self.tags]
         self.extra_info = copy.deepcopy(self.extra_info)
 
     @property
