@@ -7,7 +7,7 @@ ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke
+.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,15 @@ rdma-test: setup ## Mooncake over real RDMA verbs, in a virtual machine with sof
 
 bench: setup ## Measure against the peers, in turn; writes docs/benchmarks.md (BENCH_ARGS="--only ppo": a part)
 	@$(PYTHON) -m bench $(BENCH_ARGS)
+
+bench-full: setup ## The same with up to 8192 clients, which needs many cores and a limit of 20,000 open files
+	@$(PYTHON) -m bench --long $(BENCH_ARGS)
+
+soak: setup ## Full rate with clears, overwrites and slow readers: no wrong byte, flat memory; MINUTES=10
+	@$(PYTHON) -m bench.soak --minutes $(or $(MINUTES),10)
+
+scale: setup ## The controller's core with 8192 virtual clients at the size of 64 nodes and 1024 GPUs
+	@$(PYTHON) -m bench.scale
 
 bench-smoke: setup ## A minute of it; fails where a ratio to the release on PyPI is below half of the recorded one
 	@$(PYTHON) -m bench --smoke

@@ -1,4 +1,4 @@
-"""Runs the benchmark and writes its results: ``python -m bench [--smoke [--record]] [--only WORKLOAD ...]``.
+"""Runs the benchmark and writes its results: ``python -m bench [--smoke [--record]] [--only WORKLOAD ...] [--long]``.
 
 Repetitions of all peers are interleaved, so that what else this machine does meets all of them alike. A run of all
 workloads at full scale writes ``bench/results.json`` and renders ``docs/benchmarks.md``; ``--render`` does only that.
@@ -54,7 +54,9 @@ def order(peers: Sequence[str], rounds: range, interleaved: bool) -> list[tuple[
     return [(repetition, peer) for peer in peers for repetition in rounds]
 
 
-def run_workload(name: str, peers: Peers, scale: str, repetitions: int | None) -> tuple[Samples, dict[str, str]]:
+def run_workload(
+    name: str, peers: Peers, scale: str, repetitions: int | None, long: bool = False
+) -> tuple[Samples, dict[str, str]]:
     """Samples as peer -> metric -> values, and the errors of peers that failed. One untimed repetition goes first."""
     plan = workload(name)
     chosen = plan.compared(scale)
@@ -67,7 +69,7 @@ def run_workload(name: str, peers: Peers, scale: str, repetitions: int | None) -
         if repetition == 0 and not plan.interleaved:
             peers.keep(set())
         try:
-            metrics = peers.get(peer).call(f"{name}.measure", scale=scale, peer=peer)
+            metrics = peers.get(peer).call(f"{name}.measure", scale=scale, peer=peer, long=long)
         except PeerError as error:
             failed[peer] = str(error)
             say(f"  {peer} failed: {str(error)[:300]}")
@@ -78,7 +80,7 @@ def run_workload(name: str, peers: Peers, scale: str, repetitions: int | None) -
     return samples, failed
 
 
-def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]:
+def run(names: list[str], scale: str, repetitions: int | None, long: bool = False) -> dict[str, Any]:
     python = peers_python()
     results: dict[str, Any] = {"machine": facts(), "peers": peer_versions(python), "scale": scale, "workloads": {}}
     peers = Peers(python)
@@ -87,7 +89,7 @@ def run(names: list[str], scale: str, repetitions: int | None) -> dict[str, Any]
             at = facts()
             start, load = time.monotonic(), os.getloadavg()[0]
             peers.keep({peer for later in names[position:] for peer in workload(later).compared(scale)})
-            samples, failed = run_workload(name, peers, scale, repetitions)
+            samples, failed = run_workload(name, peers, scale, repetitions, long)
             results["workloads"][name] = {"samples": samples, "failed": failed, "load": round(load, 2), "at": at}
             say(f"{name}: {time.monotonic() - start:.0f} s")
     finally:
@@ -102,6 +104,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=ORDER, help="these workloads; the others keep their results")
     parser.add_argument("--repetitions", type=int, help="of every workload, instead of its own number")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--long", action="store_true", help="measure 4096 and 8192 clients too")
     parser.add_argument("--render", action="store_true", help="only render docs/benchmarks.md from the JSON")
     options = parser.parse_args()
     if options.render:
@@ -110,7 +113,7 @@ def main() -> int:
     if options.smoke:
         judge = smoke.record if options.record else smoke.check
         return judge(lambda names: run(names, "smoke", options.repetitions or 3))
-    results = run(options.only or list(ORDER), "full", options.repetitions)
+    results = run(options.only or list(ORDER), "full", options.repetitions, options.long)
     fresh = results["workloads"]
     if options.only and options.output.exists():
         kept = json.loads(options.output.read_text())["workloads"]

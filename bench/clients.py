@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import itertools
 import json
 import multiprocessing
@@ -76,12 +77,14 @@ async def attach_all(address: str, numbers: range) -> list[Engine]:
 async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
     """One process's share. Talks to the parent between the phases, so that all processes work at the same time."""
     loop = asyncio.get_running_loop()
+    waiting = concurrent.futures.ThreadPoolExecutor(1)
+    await loop.run_in_executor(waiting, int)  # its thread is there before threads are counted
 
     async def phase(report: Any) -> None:
         pipe.send(report)
-        await loop.run_in_executor(None, pipe.recv)
+        await loop.run_in_executor(waiting, pipe.recv)
 
-    before = own_bytes(psutil.Process())
+    before, threads = own_bytes(psutil.Process()), psutil.Process().num_threads()
     engines = await attach_all(address, numbers)
     await asyncio.gather(*(one_turn(engine, number, -1) for engine, number in zip(engines, numbers, strict=True)))
     sockets = sum(len(engine.descriptors()) for engine in engines)
@@ -93,7 +96,9 @@ async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
 
     start = time.perf_counter()
     await asyncio.gather(*map(work, engines, numbers))
-    await phase({"seconds": time.perf_counter() - start})
+    seconds = time.perf_counter() - start
+    # The loop that serves the clients is this process's main thread, and a thread of the library in a user's process.
+    await phase({"seconds": seconds, "threads": psutil.Process().num_threads() - threads + 1})
     for engine in engines:
         await engine.close()
 
@@ -145,6 +150,7 @@ def measure(count: int, processes: int, turns: int) -> dict[str, Any]:
         "processes": processes,
         "connections": sum(report["sockets"] for report in attached),
         "operations_per_s": round(2 * count * turns / max(report["seconds"] for report in worked)),
+        "threads": max(report["threads"] for report in worked),
         "server_bytes_per_client": {name: round((after[name] - before[name]) / count) for name in servers},
         "client_bytes_per_client": round(sum(report["rss"] for report in attached) / count),
     }

@@ -77,7 +77,7 @@ class PeerProcess:
 
     def call(self, do: str, **options: Any) -> Any:
         self.send(do, **options)
-        return self.receive()
+        return self.receive(1800.0 if options.get("long") else 240.0)
 
     def finish(self) -> None:
         """Let the peer end, without waiting for it."""

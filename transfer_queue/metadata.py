@@ -47,7 +47,7 @@ class BatchMeta:
     """
 
     __slots__ = (
-        "_custom_backend_meta",
+        "_backend_meta",
         "_located",
         "custom_meta",
         "extra_info",
@@ -89,8 +89,7 @@ class BatchMeta:
         self.production_status = status
         self.extra_info = {} if extra_info is None else extra_info
         self.custom_meta = [{} for _ in range(count)] if custom_meta is None else list(custom_meta)
-        backend = [{} for _ in range(count)] if _custom_backend_meta is None else list(_custom_backend_meta)
-        self._custom_backend_meta: list[dict[str, Any]] = backend
+        self._backend_meta = None if _custom_backend_meta is None else list(_custom_backend_meta)
         self._located: Batch | None = None  # where these rows lay when they were fetched; checked before it is used
         self._check_lengths()
 
@@ -107,7 +106,7 @@ class BatchMeta:
         lengths = {
             "partition_ids": len(self.partition_ids),
             "custom_meta": len(self.custom_meta),
-            "_custom_backend_meta": len(self._custom_backend_meta),
+            "_custom_backend_meta": count if self._backend_meta is None else len(self._backend_meta),
         }
         for name, entry in self.field_schema.items():
             if entry.get("per_sample_shapes") is not None:
@@ -119,6 +118,13 @@ class BatchMeta:
             raise InvalidInputError(
                 f"production_status has shape {self.production_status.shape} for {count} global_indexes"
             )
+
+    @property
+    def _custom_backend_meta(self) -> list[dict[str, Any]]:
+        """A dict a row for the backend, as 0.1.x names it; made when asked for, as the backends here need none."""
+        if self._backend_meta is None:
+            self._backend_meta = [{} for _ in self.global_indexes]
+        return self._backend_meta
 
     @classmethod
     def from_samples(cls, samples: Sequence[SampleMeta], extra_info: dict[str, Any] | None = None) -> BatchMeta:
@@ -258,7 +264,8 @@ class BatchMeta:
         part.production_status = self.production_status[np.asarray(positions, np.intp)]
         part.extra_info = dict(self.extra_info)
         part.custom_meta = [dict(self.custom_meta[position]) for position in positions]
-        part._custom_backend_meta = [dict(self._custom_backend_meta[position]) for position in positions]
+        backend = self._backend_meta
+        part._backend_meta = None if backend is None else [dict(backend[position]) for position in positions]
         located = self._located
         fits = located is not None and len(located.indexes) == 8 * len(self)
         part._located = _located_at(located, positions) if located is not None and fits else None

@@ -1,6 +1,7 @@
 """One module a workload: ``WORKLOAD`` says who runs it and which rows it fills, ``measure`` runs once inside a peer.
 
-``measure(peer, options)`` returns metric -> value. Options: ``scale`` is ``full`` or ``smoke``.
+``measure(peer, options)`` returns metric -> value. Options: ``scale`` is ``full`` or ``smoke``; ``long``:
+what takes many minutes is measured too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 ORDER = (
     "dense", "mixed", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
-    "small", "control", "growth", "waiting", "ppo", "ppo_mooncake",
+    "small", "control", "growth", "waiting", "clients", "ppo", "ppo_mooncake",
 )  # fmt: skip
 SMOKE = ("dense", "mixed", "small", "control")
 """What the smoke run measures: what takes seconds, and tells most of how fast this version is."""

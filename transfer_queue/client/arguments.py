@@ -48,9 +48,9 @@ def check_keys(keys: object) -> list[str]:
     """A non-empty list of strings."""
     if not isinstance(keys, list):
         raise InvalidTypeError(f"keys must be a list of strings, not {type(keys).__name__}")
-    for key in keys:
-        if not isinstance(key, str):
-            raise InvalidTypeError(f"keys must be strings, not {type(key).__name__}")
+    for kind in {*map(type, keys)}:
+        if not issubclass(kind, str):
+            raise InvalidTypeError(f"keys must be strings, not {kind.__name__}")
     if not keys:
         raise InvalidInputError("keys is an empty list")
     joined = "".join(keys)

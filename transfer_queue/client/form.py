@@ -19,14 +19,14 @@ __all__ = ["Form", "form_of"]
 
 @dataclass(frozen=True)
 class Form:
-    """``device`` and ``stream`` None: the CPU."""
+    """``device`` None: the CPU. ``streams``: the caller's, on the CUDA devices that rows are to come to."""
 
     layout: Layout
     allow_pickle: bool
     zero_copy: bool = False
     out: Any = None
     device: torch.device | None = None
-    stream: torch.cuda.Stream | None = None
+    streams: tuple[torch.cuda.Stream, ...] = ()
 
 
 def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, device: Any = None) -> Form:
@@ -36,7 +36,7 @@ def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, de
     import torch
     from tensordict import TensorDictBase
 
-    from transfer_queue.columns.device import checked_device
+    from transfer_queue.columns.device import checked_device, streams_of
 
     if out is not None and not isinstance(out, Mapping | TensorDictBase):
         raise InvalidTypeError(f"out must be a TensorDict or a mapping of fields to tensors, not {type(out).__name__}")
@@ -46,7 +46,8 @@ def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, de
         raise InvalidInputError("out says by its tensors on which device rows are to lie; leave device away")
     found = None if device is None else checked_device(device)
     if found is None or found.type == "cpu":
-        return Form(options.layout, options.allow_pickle, zero_copy, out)
+        streams = () if out is None else streams_of(out.values())
+        return Form(options.layout, options.allow_pickle, zero_copy, out, streams=streams)
     if zero_copy:
         raise InvalidInputError(f"zero_copy returns views of this host's memory, which are not on {found}")
-    return Form(options.layout, options.allow_pickle, device=found, stream=torch.cuda.current_stream(found))
+    return Form(options.layout, options.allow_pickle, device=found, streams=(torch.cuda.current_stream(found),))

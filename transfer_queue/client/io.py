@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ class IoThread:
         self.loop = new_event_loop()
         self._worker: concurrent.futures.ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._returns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns] = weakref.WeakKeyDictionary()
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="tq-io", daemon=True)
         self._thread.start()
@@ -48,7 +50,8 @@ class IoThread:
             work.close()
             raise RuntimeError("a blocking call inside the I/O thread would wait for itself")
         outcome = _Outcome()
-        self.loop.call_soon_threadsafe(self._start, work, outcome)
+        outcome.done.acquire()
+        self.loop.call_soon_threadsafe(self._start, work, outcome, outcome.finished)
         try:
             if not outcome.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 raise WaitTimeoutError(f"no result within {timeout_s:g} s; the I/O thread does not get to run")
@@ -59,7 +62,18 @@ class IoThread:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work`` from any event loop; it runs on this one. Cancelling cancels it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+        caller = asyncio.get_running_loop()
+        returns = self._returns.get(caller)
+        if returns is None:
+            returns = self._returns.setdefault(caller, _Returns(caller))
+        future: asyncio.Future[T] = caller.create_future()
+        outcome = _Outcome()
+        self.loop.call_soon_threadsafe(self._start, work, outcome, lambda task: returns.add(future, task))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            outcome.cancel(self.loop)
+            raise
 
     async def run_copy(self, function: Callable[[], T]) -> T:
         """Run a long copy on the worker thread. The copy itself cannot be cancelled: cancellation waits for its end,
@@ -82,11 +96,13 @@ class IoThread:
             self._worker.shutdown(wait=False)
             self._worker = None
 
-    def _start(self, work: Coroutine[Any, Any, Any], outcome: _Outcome) -> None:
+    def _start(
+        self, work: Coroutine[Any, Any, Any], outcome: _Outcome, finished: Callable[[asyncio.Task[Any]], None]
+    ) -> None:
         task = self.loop.create_task(work)
         outcome.task = task
         self._tasks.add(task)
-        task.add_done_callback(outcome.finished)
+        task.add_done_callback(finished)
         task.add_done_callback(self._tasks.discard)
 
     def _run(self, started: threading.Event) -> None:
@@ -108,7 +124,6 @@ class _Outcome:
 
     def __init__(self) -> None:
         self.done = threading.Lock()
-        self.done.acquire()
         self.task: asyncio.Task[Any] | None = None
 
     def finished(self, task: asyncio.Task[Any]) -> None:
@@ -124,6 +139,36 @@ class _Outcome:
                 self.task.cancel()
 
         loop.call_soon_threadsafe(cancel)
+
+
+class _Returns:
+    """Results on their way to one caller's loop: each wake-up of it, which is a system call, carries all there are."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._done: deque[tuple[asyncio.Future[Any], asyncio.Task[Any]]] = deque()
+        self._called = False
+
+    def add(self, future: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
+        """In the I/O thread."""
+        self._done.append((future, task))
+        loop = self._loop()
+        if not self._called and loop is not None:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # closed: nobody waits there any more
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._called = False  # first: what is added from now on calls again
+        while self._done:
+            future, task = self._done.popleft()
+            if task.cancelled():
+                future.cancel()
+            elif (error := task.exception()) is not None:
+                if not future.done():
+                    future.set_exception(error)
+            elif not future.done():
+                future.set_result(task.result())
 
 
 class ForkHandler(Protocol):

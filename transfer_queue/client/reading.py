@@ -177,6 +177,17 @@ class LoadedBatch:
 
 
 def _decoded(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form) -> TensorDict:
+    if not form.streams:
+        return _in_form(pieces, rows, schemas, form)
+    from transfer_queue.columns.device import complete_on, pin
+
+    for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
+        pin(found.memory)
+    with complete_on(form.streams):
+        return _in_form(pieces, rows, schemas, form)
+
+
+def _in_form(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form) -> TensorDict:
     from transfer_queue.columns.tensors import decode, decode_into
 
     if form.out is not None:
@@ -184,11 +195,6 @@ def _decoded(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldS
         out: TensorDict = form.out
         return out
     copy = not form.zero_copy and form.device is None
-    batch = decode(pieces, rows, schemas, layout=form.layout, copy=copy, allow_pickle=form.allow_pickle)
-    if form.device is None or form.stream is None:
-        return batch
-    from transfer_queue.columns.device import moved, pin
-
-    for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
-        pin(found.memory)
-    return moved(batch, form.device, form.stream)
+    return decode(
+        pieces, rows, schemas, layout=form.layout, copy=copy, allow_pickle=form.allow_pickle, device=form.device
+    )

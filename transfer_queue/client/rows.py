@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,7 +56,7 @@ EMPTY = Batch(b"")
 def pack_indexes(indexes: Sequence[int]) -> bytes:
     """Global indexes -> i64 bytes. Raises InvalidInputError for one that is no int64."""
     try:
-        return np.asarray(indexes, dtype="<i8").tobytes()
+        return array("q", indexes).tobytes()
     except OverflowError:
         raise InvalidInputError("global_indexes holds a number that is not a 64-bit index") from None
 
@@ -145,7 +146,7 @@ class RowOperations:
         loaded = []
         located = metadata._located
         for partition, positions in _by_partition(metadata):
-            indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+            indexes = _indexes_at(metadata, positions)
             lookup = Lookup(partition, indexes=indexes, fields=fields, require_ready=True)
             # Rows and fields may have been changed since: only the very rows that were located, with all the fields.
             fits = located is not None and located.indexes == indexes
@@ -185,7 +186,7 @@ class RowOperations:
                 return [await self._engine.put(block, commit, timeout_s=request_s)]
             done = []
             for partition, positions in _by_partition(metadata):
-                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                indexes = _indexes_at(metadata, positions)
                 part = block if len(positions) == block.rows else block.select(None, positions)
                 commit = Commit(partition, indexes=indexes, wait_s=wait_s)
                 done.append(await self._engine.put(part, commit, timeout_s=request_s))
@@ -213,7 +214,7 @@ class RowOperations:
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
-                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                indexes = _indexes_at(metadata, positions)
                 tags = [metadata.custom_meta[position] for position in positions]
                 await self._engine.request(SetTags(partition, indexes, tags), self._options.request_s)
 
@@ -226,7 +227,7 @@ class RowOperations:
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
-                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                indexes = _indexes_at(metadata, positions)
                 await self._engine.request(Clear(partition, indexes=indexes), self._options.request_s)
 
         return Operation(work(), _nothing)
@@ -267,10 +268,18 @@ def _assembled(loaded: list[tuple[NDArray[np.int64], LoadedBatch]], form: Form) 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:
     """(partition, positions in the batch) in first-seen order."""
+    names = metadata.partition_ids
+    if names and names.count(names[0]) == len(names):
+        return [(names[0], np.arange(len(names)))]
     groups: dict[str, list[int]] = {}
-    for position, partition in enumerate(metadata.partition_ids):
+    for position, partition in enumerate(names):
         groups.setdefault(partition, []).append(position)
     return [(partition, np.asarray(positions, np.int64)) for partition, positions in groups.items()]
+
+
+def _indexes_at(metadata: BatchMeta, positions: NDArray[np.int64]) -> bytes:
+    indexes = metadata.global_indexes
+    return pack_indexes(indexes if len(positions) == len(indexes) else [indexes[at] for at in positions.tolist()])
 
 
 def _status(reply: Reply, by_field: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:

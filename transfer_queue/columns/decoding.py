@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.columns.block import BlockView
-from transfer_queue.columns.column import Bytes, ColumnView, Int64s, Rows
+from transfer_queue.columns.column import Bytes, Chunk, ColumnView, Int64s, Rows
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer
@@ -64,6 +64,7 @@ def decode(
     layout: Layout = "jagged",
     copy: bool = True,
     allow_pickle: bool = True,
+    device: torch.device | None = None,
 ) -> TensorDict:
     """The batch of ``n`` rows that ``pieces`` (by field) make up, with batch size ``[n]``.
 
@@ -71,12 +72,13 @@ def decode(
     nested tensor, or with layout "dense" as one dense tensor where all rows have one shape; rows ragged in several
     axes as a strided nested tensor; text, objects, and tensors of differing dtype or rank as a NonTensorStack.
     Fields with equal row lengths share their offsets. ``copy`` False: a column that lies in one piece may be a view of
-    the block's memory.
+    the block's memory. ``device``: tensors come to lie there, by copies on its current stream that may still be under
+    way at the return.
 
     Raises CorruptBlockError for damaged blocks, InvalidInputError if the pieces do not cover each row exactly once,
     InvalidTypeError for pickled values without ``allow_pickle``.
     """
-    assembly = _Assembly(n, layout, copy, allow_pickle)
+    assembly = _Assembly(n, layout, copy, allow_pickle, device)
     found: dict[Any, Any] = {}
     for schema in fields:
         found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
@@ -115,8 +117,13 @@ def decode_into(
         assembly.layout = "jagged" if target.is_nested else "dense"
         staged.append(_staged(schema.name, assembly.field(schema, parts), target))
     for target, merged, parts in direct:
-        if target.device.type == "cpu" and target.is_contiguous():
-            assembly.dense(merged, parts, target.view(-1).view(torch.uint8).numpy() if target.numel() else None)
+        if target.is_contiguous() and not target.numel():
+            continue
+        flat = target.view(-1).view(torch.uint8) if target.is_contiguous() else None
+        if flat is not None and target.device.type == "cpu":
+            assembly.dense(merged, parts, flat.numpy())
+        elif flat is not None and (chunks := _in_order(parts)) is not None:
+            _copy_chunks(chunks, flat)
         else:
             column = assembly.dense(merged, parts)
             target.copy_(tensor_from_bytes(column.values, target.dtype, target.shape), non_blocking=True)
@@ -165,11 +172,14 @@ def _staged(name: str, value: Any, target: torch.Tensor) -> tuple[torch.Tensor, 
 class _Assembly:
     """One call of ``decode``: what its fields share."""
 
-    def __init__(self, n: int, layout: Layout, copy: bool, allow_pickle: bool) -> None:
+    def __init__(
+        self, n: int, layout: Layout, copy: bool, allow_pickle: bool, device: torch.device | None = None
+    ) -> None:
         self.n = n
         self.layout = layout
         self.copy = copy
         self.allow_pickle = allow_pickle
+        self.device = device
         self.offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
         self.covered: set[int] = set()
 
@@ -232,6 +242,8 @@ class _Assembly:
         if out is None:
             if not self.copy and len(parts) == 1 and parts[0].whole:
                 return parts[0].column.take(parts[0].rows)
+            if self.device is not None and (chunks := _in_order(parts)) is not None:
+                return ColumnView(schema, self.n, chunks, None)  # each goes to the device from where it lies
             out = empty_bytes(self.n * size)
         for part in parts:
             values = part.column.values
@@ -274,35 +286,75 @@ class _Assembly:
         axes = [axis for axis, size in enumerate(shape) if size is None]
         fixed = [size for size in shape if size is not None]
         if not axes and (not shape or self.layout == "dense"):
-            return tensor_from_bytes(column.values, dtype, [n, *fixed])
+            return self.placed(column, dtype, [n, *fixed])
         extents = column.extents
         if extents is None:
             extents, axes, fixed = np.full((n, 1), fixed[0], np.int64), [0], fixed[1:]
         elif self.layout == "dense" and n and (extents == extents[0]).all():
-            return _uniform(column, dtype, axes, extents[0].tolist())
+            uniform = _uniform(column, dtype, axes, extents[0].tolist())
+            return uniform if self.device is None else uniform.to(self.device, non_blocking=True)
         if len(axes) > 1:
-            flat = tensor_from_bytes(column.values, dtype, [column.value_bytes // dtype.itemsize])
+            flat = self.placed(column, dtype, [column.value_bytes // dtype.itemsize])
             return strided_nested_from_buffer(flat, torch.from_numpy(_shapes(column, axes, extents)))
         offsets, bounds = self.shared_offsets(extents[:, 0])
         axis = axes[0]
-        values = tensor_from_bytes(column.values, dtype, [int(offsets[-1]), *fixed])
+        values = self.placed(column, dtype, [int(extents[:, 0].sum()), *fixed])
         return jagged(values, offsets, axis + 1, bounds)
+
+    def placed(self, column: ColumnView, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """The values of a column as a tensor, on the device that is wanted."""
+        if self.device is None:
+            return tensor_from_bytes(column.values, dtype, shape)
+        if len(column.chunks) == 1:
+            return tensor_from_bytes(column.values, dtype, shape).to(self.device, non_blocking=True)
+        whole = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        if whole.numel():
+            _copy_chunks(column.chunks, whole.view(-1).view(torch.uint8))
+        return whole
 
     def shared_offsets(self, lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
         """The offsets of rows of these lengths, the same tensor for all fields, and the extreme lengths."""
         key = lengths.tobytes()
-        found = self.offsets.get(key) or _recent_offsets.get(key)
+        found = self.offsets.get(key)
         if found is None:
-            ends = np.zeros(len(lengths) + 1, np.int64)
-            np.cumsum(lengths, out=ends[1:])
-            offsets = torch.from_numpy(ends)
-            bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-            found = self.offsets[key] = offsets, bounds
-            if len(lengths) <= _FEW_ROWS:
-                if len(_recent_offsets) >= _RECENT:
-                    _recent_offsets.clear()
-                _recent_offsets[key] = found
+            offsets, bounds = _offsets(lengths, key)
+            found = self.offsets[key] = (
+                offsets if self.device is None else offsets.to(self.device, non_blocking=True),
+                bounds,
+            )
         return found
+
+
+def _offsets(lengths: Int64s, key: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
+    found = _recent_offsets.get(key)
+    if found is None:
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        found = torch.from_numpy(ends), bounds
+        if len(lengths) <= _FEW_ROWS:
+            if len(_recent_offsets) >= _RECENT:
+                _recent_offsets.clear()
+            _recent_offsets[key] = found
+    return found
+
+
+def _in_order(parts: Sequence[_Part]) -> list[Bytes] | None:
+    """The values of dense parts that are ranges of the batch, in its order; None if some are not."""
+    if not all(part.whole for part in parts):
+        return None
+    ordered = sorted(parts, key=lambda part: part.positions[0])
+    return [part.column.take(part.rows).values for part in ordered]
+
+
+def _copy_chunks(chunks: Sequence[Chunk], target: torch.Tensor) -> None:
+    """One after the other into flat bytes on a device, each from where it lies."""
+    start = 0
+    for chunk in chunks:
+        assert isinstance(chunk, np.ndarray)
+        part = tensor_from_bytes(chunk, torch.uint8, [chunk.nbytes])
+        target[start : start + chunk.nbytes].copy_(part, non_blocking=True)
+        start += chunk.nbytes
 
 
 def _part(column: ColumnView, piece: Piece, n: int) -> _Part:

@@ -6,17 +6,18 @@ import logging
 import mmap
 import threading
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from transfer_queue.columns.column import Bytes, Chunk
 from transfer_queue.columns.tensor_bytes import tensor_to_bytes
 from transfer_queue.errors import InvalidInputError
 
-__all__ = ["checked_device", "column_bytes", "moved", "pin"]
+__all__ = ["checked_device", "column_bytes", "complete_on", "pin", "streams_of"]
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +98,20 @@ class _CudaBytes:
         copied.synchronize()
 
 
-def moved(batch: TensorDict, device: torch.device, stream: torch.cuda.Stream) -> TensorDict:
-    """The batch with its tensors on ``device``, copied on ``stream`` and complete; other values stay as they are."""
-    found: dict[Any, Any] = {}
-    with torch.cuda.stream(stream):
-        for name in batch.keys():  # noqa: SIM118  a TensorDict iterates over rows
-            value = batch.get(name)
-            found[name] = value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-    stream.synchronize()
-    return TensorDict(found, batch_size=batch.batch_size)
+def streams_of(tensors: Iterable[object]) -> tuple[torch.cuda.Stream, ...]:
+    """The caller's current stream on each CUDA device that has some of ``tensors``."""
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"}
+    return tuple(torch.cuda.current_stream(device) for device in devices)
+
+
+@contextmanager
+def complete_on(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
+    """Work is enqueued on ``streams`` and is complete at the end: the memory it reads may be recycled from then on."""
+    with ExitStack() as entered:
+        for stream in streams:
+            entered.callback(stream.synchronize)
+            entered.enter_context(torch.cuda.stream(stream))
+        yield
 
 
 def pin(array: Bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,12 +37,14 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple
         return torch.nested.nested_tensor_from_jagged(
             values, offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
         )
-    # torch keeps the two lengths as the sizes of tensors without elements.
-    lengths = {
-        "min_seqlen": torch.zeros(bounds[0], 0, device="cpu"),
-        "max_seqlen": torch.zeros(bounds[1], 0, device="cpu"),
-    }
+    lengths = {"min_seqlen": _length(bounds[0]), "max_seqlen": _length(bounds[1])}
     return _build_jagged(values, offsets, _ragged_idx=axis, _metadata_cache=lengths)
+
+
+@lru_cache(maxsize=256)
+def _length(size: int) -> torch.Tensor:
+    """torch keeps the two lengths as the sizes of tensors without elements."""
+    return torch.zeros(size, 0, device="cpu")
 
 
 def _jagged_type() -> Callable[..., torch.Tensor] | None:

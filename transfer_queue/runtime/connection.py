@@ -133,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
         self._paused = False
         self._corked = False
+        self._pump_due = False
         self._reason = "it closed the connection"
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
@@ -198,7 +199,9 @@ class Connection(asyncio.BufferedProtocol):
         self.reply(request, Failure.of(error))
 
     def close(self) -> None:
-        """Close; pending requests fail. Idempotent."""
+        """Close; pending requests fail, notices that were sent still go out. Idempotent."""
+        if self._queue and not self.closed:
+            self._pump()
         self.abort("closed by this process")
 
     def abort(self, reason: str) -> None:
@@ -323,7 +326,10 @@ class Connection(asyncio.BufferedProtocol):
     def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
         self._queue.append((writer, sent))
         self._unsent_bytes += writer.payload_left
-        if not self._corked:
+        if not self._corked and not self._pump_due:
+            # The first message of a turn of the loop leaves at once, those after it together: one system call.
+            self._pump_due = True
+            self._loop.call_soon(self._pump_rest)
             self._pump()
         if self._bounded and not self._reading_paused and self._paused:
             self._bound_unsent()
@@ -336,6 +342,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def _pump_rest(self) -> None:
+        self._pump_due = False
+        if self._queue and not self.closed:
+            self._pump()
 
     def _pump(self) -> None:
         if self._transport.is_closing():  # the peer is gone, and connection_lost about to say so

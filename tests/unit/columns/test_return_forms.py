@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -272,3 +273,31 @@ def test_what_clients_call_on_a_result_works() -> None:
     assert got["j"].to_padded_tensor(0.0).shape == (4, 3)
     assert got.select("j").to_padded_tensor()["j"].shape == (4, 3)
     assert got.pop("s").tolist() == list("abcd")
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense"])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_what_is_copied_to_a_device_column_by_column_equals_what_is_decoded_at_once(layout: Any, pieces: int) -> None:
+    """The CPU as the device: the way is the same but for who copies."""
+    lengths = [3, 1, 4, 1, 5, 2]
+    batch = {
+        "number": torch.arange(6),
+        "dense": torch.randn(6, 2, 3),
+        "half": torch.randn(6, 4).to(torch.bfloat16),
+        "empty": torch.zeros(6, 0),
+        "ragged": njt([torch.randn(length) for length in lengths]),
+        "last": njt([torch.randn(2, length) for length in lengths], axis=2),
+        "both": [torch.randn(length, 7 - length) for length in lengths],
+        "text": [f"row {row}" for row in range(6)],
+    }
+    bounds = [6 * number // pieces for number in range(pieces + 1)]
+    block = encode(batch)
+    views = [BlockView(block.select(None, at).to_bytes()) for at in itertools.pairwise(bounds)]
+    # The last rows first: pieces may come in any order.
+    given = [Piece(view, None, at) for view, at in zip(views, itertools.pairwise(bounds), strict=True)][::-1]
+    by_field = dict.fromkeys(batch, given)
+    there = decode(by_field, 6, views[0].fields, layout=layout, copy=False, device=torch.device("cpu"))
+    here = decode(by_field, 6, views[0].fields, layout=layout)
+    assert there.get("text").tolist() == here.get("text").tolist() == batch.pop("text")
+    for name in batch:
+        assert same(there.get(name), here.get(name)), name
