@@ -38,6 +38,6 @@ def test_backend_of_no_package_is_refused_with_those_that_there_are(redis_packag
         check=False,
     )
     assert (
-        "ConfigError: backend 'rediss' is not known; installed backends: mooncake, redis, simple, yuanrong"
+        "ConfigError: backend 'rediss' is not known; installed backends: mooncake, ray, redis, simple, yuanrong"
         in done.stderr
     )
