@@ -275,15 +275,16 @@ def _set_up(
     name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
-    code = raw.setup(
-        name,
-        settings.metadata_server,
-        segment_bytes,
-        0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
-        settings.protocol,
-        devices,
-        settings.master_server_address,
-    )
+    with engine.quiet():
+        code = raw.setup(
+            name,
+            settings.metadata_server,
+            segment_bytes,
+            0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
+            settings.protocol,
+            devices,
+            settings.master_server_address,
+        )
     if code:
         raw.close()
         reserved.close()
