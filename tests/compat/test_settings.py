@@ -49,10 +49,11 @@ REFUSED = [
     ("controller.polling_mode", 3, "true or false"),
     ("controller.sampler", "NoSuchSampler", "Could not find sampler"),
     ("backend.storage_backend", "Nowhere", "Missing key"),
-    ("backend.storage_backend", "RayStore", "cannot be started by init"),
+    ("backend.storage_backend", "RayStore", "needs Ray"),
     ("backend.SimpleStorage.num_data_storage_units", 0, "from 1"),
     ("backend.SimpleStorage.total_storage_size", -5, "from 1"),
-    ("backend.SimpleStorage.ssd_offload.enabled", True, "not available"),
+    ("backend.SimpleStorage.ssd_offload.enabled", "yes", "true or false"),
+    ("backend.SimpleStorage.ssd_offload", {"enabled": True}, "ssd_offload.path: name a folder"),
 ]
 
 

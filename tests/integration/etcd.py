@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import wait_until
+from transfer_queue.storage.conformance.process import free_ports, running
 
 __all__ = ["etcd_binary", "running_etcd"]
 
@@ -29,10 +27,7 @@ def etcd_binary() -> str:
 @contextmanager
 def running_etcd(folder: Path) -> Iterator[str]:
     """Gives host:port for clients."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        client, peer = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     arguments = {
         "data-dir": folder / "etcd",
         "listen-client-urls": client,
@@ -41,17 +36,9 @@ def running_etcd(folder: Path) -> Iterator[str]:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"default={peer}",
     }
-    with (folder / "etcd.log").open("wb") as log:
-        process = subprocess.Popen(
-            [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())], stdout=log, stderr=log
-        )
-    try:
-        wait_until(lambda: process.poll() is not None or _is_healthy(client), "etcd serves", 60)
-        assert process.poll() is None, (folder / "etcd.log").read_text()[-2000:]
+    command = [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())]
+    with running("etcd", command, folder, lambda: _is_healthy(client)):
         yield client.removeprefix("http://")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _is_healthy(client: str) -> bool:

@@ -122,5 +122,6 @@ for command in (
     diagnosis.trace,
     diagnosis.doctor,
     diagnosis.plan,
+    diagnosis.bench,
 ):
     app.command()(command)

@@ -14,7 +14,7 @@ from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.launch.supervise import Interrupted
 
-__all__ = ["doctor", "plan", "top", "trace"]
+__all__ = ["bench", "doctor", "plan", "top", "trace"]
 
 
 def top(
@@ -94,6 +94,23 @@ def trace(
         file.write_text(json.dumps(found))
         slices = sum(event["ph"] == "X" for event in found["traceEvents"])
         console.print(f"{slices} puts, fetches and clears in {file}; open it in ui.perfetto.dev", soft_wrap=True)
+
+
+def bench(
+    backend: Annotated[str, typer.Option("--backend", help="all, or the name of one.")] = "all",
+    size: Annotated[int, typer.Option("--size", min=1, max=65536, help="MB of a batch.")] = 64,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="The best of as many counts.")] = 5,
+    output: OutputOption = Output.table,
+) -> None:
+    """Measure storage backends on this machine: dense and mixed batches through a queue of each, in GB/s.
+
+    Starts queues, masters and workers of its own on the loopback interface. Needs four times --size of shared memory.
+    """
+    with faults():
+        from transfer_queue.cli.bench import chosen_backends, draw_report, measure_all
+
+        report = measure_all(chosen_backends(backend), size, rounds, console.print)
+        show(report.document(), output, lambda: draw_report(report))
 
 
 def plan(

@@ -24,8 +24,10 @@ __all__ = [
     "Mooncake",
     "Simple",
     "Spec",
+    "SsdOffload",
     "Storage",
     "TransferQueue",
+    "Yuanrong",
     "load",
     "parse",
 ]
@@ -120,6 +122,26 @@ class Controller(Part):
     )
 
 
+class SsdOffload(Model):
+    """Blocks on a local disk where the memory of a storage unit is full."""
+
+    path: str | None = Field(
+        default=None,
+        description="Folder for the blocks, on a local disk. tq up needs it; in pods it is where the volume is "
+        "mounted, by default /spill.",
+    )
+    threshold_bytes: Quantity = Field(
+        default=Quantity(defaults.SPILL_THRESHOLD), description="Smaller blocks stay in memory."
+    )
+    capacity: UnitCapacity = Field(
+        default=Quantity(defaults.SPILL_CAPACITY), description="Most bytes on the disk, for each storage unit."
+    )
+    storage_class_name: str | None = Field(
+        default=None,
+        description="Storage class of a volume that each pod gets for its blocks; unset: the disk of its node.",
+    )
+
+
 class Simple(Model):
     """Rows in the memory of the storage units."""
 
@@ -128,6 +150,9 @@ class Simple(Model):
     )
     unit_size: Annotated[int, Between(1, 2**40)] = Field(
         default=defaults.SIMPLE_UNIT_SIZE, description="Rows in each logical unit."
+    )
+    ssd_offload: SsdOffload | None = Field(
+        default=None, description="A local disk beyond the memory; unset: none. Needs controller.durability none."
     )
 
 
@@ -195,11 +220,26 @@ class Mooncake(Model):
 
 
 class Yuanrong(Model):
-    """Rows in the openYuanrong data system, which runs outside this resource."""
+    """Rows in workers of the openYuanrong data system, which runs outside this resource."""
+
+    worker: Annotated[str, Matches(r"^[^ :]+:[1-9][0-9]{0,4}$", "a HOST:PORT", 260)] | None = Field(
+        default=None,
+        description="HOST:PORT of the worker of all storage units, as clients reach it; unset: workerPort of the own "
+        "machine, which on a cluster is the node of the pod.",
+    )
+    worker_port: Port = Field(
+        default=defaults.YUANRONG_WORKER_PORT, description="TCP port of the worker of each machine, if worker is unset."
+    )
+    request_timeout: Annotated[int, Between(1, 3600)] = Field(
+        default=defaults.YUANRONG_REQUEST_TIMEOUT, description="Seconds that one call of the data system may take."
+    )
 
 
 class Ray(Model):
-    """Rows in the Ray object store of the job that uses the queue."""
+    """Rows in the Ray object store of the job that uses the queue.
+
+    The storage units are actors of that job: transfer_queue.init() starts them, with the settings of its own argument.
+    """
 
 
 BackendKind = Literal["simple", "mooncake", "yuanrong", "ray"]
@@ -326,6 +366,19 @@ class Spec(Model):
     )
     layout: Literal["jagged", "dense"] = Field(
         default="jagged", description="Form in which a get returns rows of two or more dimensions and one shape."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: (
+                self.backend.simple is None
+                or self.backend.simple.ssd_offload is None
+                or self.controller.durability == "none"
+            ),
+            "!has(self.backend.simple) || !has(self.backend.simple.ssdOffload) || !has(self.controller)"
+            " || !has(self.controller.durability) || self.controller.durability == 'none'",
+            "backend.simple.ssdOffload needs controller.durability none: blocks on the disk end with their unit",
+        ),
     )
 
     @property

@@ -31,10 +31,6 @@ def _flag(value: object) -> str:
     return "" if isinstance(value, bool) else "must be true or false"
 
 
-def _never(reason: str) -> Callable[[object], str]:
-    return lambda value: "" if value is False else reason
-
-
 _CHECKS: dict[str, Callable[[object], str]] = {
     "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
     "metrics.enabled": _flag,
@@ -42,9 +38,8 @@ _CHECKS: dict[str, Callable[[object], str]] = {
     "controller.polling_mode": _flag,
     f"{SIMPLE}.num_data_storage_units": _whole(1),
     f"{SIMPLE}.total_storage_size": _whole(1),
-    f"{SIMPLE}.ssd_offload.enabled": _never(
-        "is not available; leave it false and give the storage units enough memory with unit_capacity"
-    ),
+    f"{SIMPLE}.ssd_offload.enabled": _flag,
+    f"{SIMPLE}.ssd_offload.threshold_bytes": _whole(0),
 }
 _WITHOUT_EFFECT = {
     f"{SIMPLE}.required_node_resource": "the storage units of a queue on one machine all run on this node",

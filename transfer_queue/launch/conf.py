@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -69,7 +70,18 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
     controller = plan.controller.model_copy(update={"metrics_port": metrics_port})
     plan = replace(plan, controller=controller, layout=merged.layout)
-    return plan if kind == "SimpleStorage" else plan.with_backend_kind(_KINDS[kind])
+    if kind != "SimpleStorage":
+        return plan.with_backend_kind(_KINDS[kind])
+    return plan.with_backend_settings(_spill_settings(simple.ssd_offload))
+
+
+def _spill_settings(offload: DictConfig) -> dict[str, Any]:
+    if not offload.enabled:
+        return {}
+    if not offload.path:
+        raise ConfigError("backend.SimpleStorage.ssd_offload.path: name a folder on a local disk")
+    settings = {"enabled": True, "path": os.path.abspath(offload.path), "thresholdBytes": int(offload.threshold_bytes)}
+    return {"ssdOffload": settings}
 
 
 def merge_settings(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:

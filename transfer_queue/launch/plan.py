@@ -14,7 +14,7 @@ from transfer_queue.config.processes import (
     SamplerChoice,
     StorageUnitConfig,
 )
-from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, TransferQueue
+from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
 from transfer_queue.errors import ConfigError
 
 __all__ = ["HOST", "LocalPlan", "plan_local", "with_backend"]
@@ -83,9 +83,14 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
     """
     if kind == resource.spec.backend.kind:
         return resource
-    backends = {"simple": Backend(simple=Simple()), "mooncake": Backend(mooncake=Mooncake(protocol="tcp"))}
+    backends = {
+        "simple": Backend(simple=Simple()),
+        "mooncake": Backend(mooncake=Mooncake(protocol="tcp")),
+        "yuanrong": Backend(yuanrong=Yuanrong()),
+    }
     if kind not in backends:
-        raise ConfigError(f'--backend: Unsupported value: "{kind}": supported values: "simple", "mooncake"')
+        supported = ", ".join(f'"{name}"' for name in backends)
+        raise ConfigError(f'--backend: Unsupported value: "{kind}": supported values: {supported}')
     return resource.model_copy(update={"spec": resource.spec.model_copy(update={"backend": backends[kind]})})
 
 
@@ -148,12 +153,35 @@ def _capacity(resource: TransferQueue) -> int:
 def _backend_settings(spec: Spec) -> dict[str, Any]:
     backend = spec.backend
     if backend.simple is not None:
-        return {}
+        return _spill_settings(backend.simple.ssd_offload)
+    if backend.yuanrong is not None:
+        yuanrong = backend.yuanrong
+        return {
+            "worker": yuanrong.worker or f"{HOST}:{yuanrong.worker_port}",
+            "requestTimeout": yuanrong.request_timeout,
+        }
     if backend.mooncake is None:
         raise ConfigError(
-            f'spec.backend: "{backend.kind}" has no processes on one machine; supported values: simple, mooncake'
+            f'spec.backend: "{backend.kind}" has no processes here: its storage units are actors of a Ray cluster, '
+            "which transfer_queue.init() starts in a program that called ray.init(); supported values: simple, "
+            "mooncake, yuanrong"
         )
     settings = backend.mooncake.model_dump(
         mode="json", by_alias=True, include={"device_name", "local_buffer_size", "zero_copy"}
     )
     return {"protocol": spec.transport, **settings}
+
+
+def _spill_settings(offload: SsdOffload | None) -> dict[str, Any]:
+    if offload is None:
+        return {}
+    if offload.path is None:
+        raise ConfigError("spec.backend.simple.ssdOffload.path: name a folder on a local disk of this machine")
+    return {
+        "ssdOffload": {
+            "enabled": True,
+            "path": str(Path(offload.path).absolute()),
+            "thresholdBytes": int(offload.threshold_bytes),
+            "capacity": int(offload.capacity),
+        }
+    }

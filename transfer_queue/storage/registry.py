@@ -50,6 +50,7 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
     "ray": {
         "CLIENT": "transfer_queue.storage.ray.client",
         "UNIT": "transfer_queue.storage.ray.unit",
+        "TESTING": "transfer_queue.storage.ray.testing",
     },
     "yuanrong": {
         "CLIENT": "transfer_queue.storage.yuanrong.client",

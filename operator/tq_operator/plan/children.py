@@ -21,12 +21,13 @@ from tq_operator.plan.queue import Images, Manifest, Queue
 from tq_operator.plan.settings import (
     ARENA_DIRECTORY,
     JOURNAL_DIRECTORY,
+    SPILL_DIRECTORY,
     attach_settings,
     controller_settings,
     storage_settings,
 )
 from transfer_queue.config.defaults import GROUP
-from transfer_queue.config.resource import Master
+from transfer_queue.config.resource import Master, SsdOffload
 
 __all__ = ["CONFIG_ANNOTATION", "desired_children", "uses_storage_units"]
 
@@ -44,7 +45,7 @@ _MASTER_READY = (
 
 def uses_storage_units(queue: Queue) -> bool:
     """Whether the operator runs the storage of this backend."""
-    return queue.spec.backend.kind in {"simple", "mooncake"}
+    return queue.spec.backend.kind in {"simple", "mooncake", "yuanrong"}
 
 
 def desired_children(queue: Queue, images: Images) -> list[Manifest]:
@@ -128,34 +129,21 @@ def _claim_spec(queue: Queue, size: int) -> Manifest:
 def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     part, mooncake = queue.spec.storage, queue.spec.backend.mooncake
     ports = {"transferqueue": part.port, "metrics": part.metrics_port}
-    size = queue.spec.unit_capacity
-    memory = mebibytes(size, _UNIT_OVERHEAD)
+    # Yuanrong's bytes lie in its worker.
+    memory = mebibytes(0 if queue.spec.backend.yuanrong else queue.spec.unit_capacity, _UNIT_OVERHEAD)
     limits = {"memory": memory}
     capabilities: tuple[str, ...] = ()
     if queue.transport == "rdma" and queue.spec.rdma.resource_name:
         limits[queue.spec.rdma.resource_name] = "1"
         capabilities = ("IPC_LOCK",)
-    volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}
-    claims: list[Manifest] = []
-    if not mooncake and queue.spec.controller.durability == "node":
-        volumes["arena"] = (ARENA_DIRECTORY, {})
-        claims = [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": "arena"},
-                "spec": _claim_spec(queue, size + size // 8 + 16 * MIB),
-            }
-        ]
-    elif not mooncake:
-        volumes["arena"] = (ARENA_DIRECTORY, _memory(size + 16 * MIB))
+    volumes, claims = _storage_volumes(queue)
     container = Container(
         image=part.image or (images.mooncake if mooncake else images.server),
         pull_policy=images.pull_policy,
         command=_python("transfer_queue.runtime.storage_unit", "storage.yaml"),
         ports=ports,
         probes=http_probes("metrics"),
-        requests={"cpu": "100m", "memory": memory},
+        requests={"cpu": "100m", "memory": memory, **_node_disk(queue)},
         limits=limits,
         env=[
             _from_field("POD_NAME", "metadata.name"),
@@ -164,6 +152,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
             _from_field("LOCAL_IP", "status.podIP"),
             _from_field("MC_TCP_BIND_ADDRESS", "status.podIP"),
             {"name": "MC_STORE_MEMCPY", "value": "0"},
+            *_yuanrong_environment(queue),
         ],
         volumes=volumes,
         capabilities=capabilities,
@@ -179,6 +168,60 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         {**constraint, "labelSelector": {"matchLabels": chosen}} for constraint in part.topology_spread or [over_nodes]
     ]
     return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template, claims)]
+
+
+def _storage_volumes(queue: Queue) -> tuple[dict[str, tuple[str, Manifest]], list[Manifest]]:
+    """Volumes of a storage unit's pod, and the claim templates of those that outlive it."""
+    volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}
+    simple, size = queue.spec.backend.simple, queue.spec.unit_capacity
+    if simple is None:
+        return volumes, []
+    if simple.ssd_offload:
+        volumes["spill"] = (simple.ssd_offload.path or SPILL_DIRECTORY, _spill_volume(simple.ssd_offload))
+    if queue.spec.controller.durability != "node":
+        volumes["arena"] = (ARENA_DIRECTORY, _memory(size + 16 * MIB))
+        return volumes, []
+    volumes["arena"] = (ARENA_DIRECTORY, {})
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "arena"},
+        "spec": _claim_spec(queue, size + size // 8 + 16 * MIB),
+    }
+    return volumes, [claim]
+
+
+def _spill_volume(offload: SsdOffload) -> Manifest:
+    """Lives as long as its pod: nothing in it is read again."""
+    size = mebibytes(offload.capacity, 16 * MIB)
+    if offload.storage_class_name is None:
+        return {"emptyDir": {"sizeLimit": size}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": offload.storage_class_name,
+        # File systems take a part of their disk for themselves.
+        "resources": {"requests": {"storage": mebibytes(offload.capacity + offload.capacity // 16, 64 * MIB)}},
+    }
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
+def _node_disk(queue: Queue) -> dict[str, str]:
+    """What the scheduler has to find on the node, so that a full disk does not evict the pod with its rows."""
+    offload = queue.spec.backend.simple.ssd_offload if queue.spec.backend.simple else None
+    if offload is None or offload.storage_class_name is not None:
+        return {}
+    return {"ephemeral-storage": mebibytes(offload.capacity, 16 * MIB)}
+
+
+def _yuanrong_environment(queue: Queue) -> list[Manifest]:
+    """The worker of the pod's own node, unless all have one."""
+    yuanrong = queue.spec.backend.yuanrong
+    if yuanrong is None or yuanrong.worker is not None:
+        return []
+    return [
+        _from_field("HOST_IP", "status.hostIP"),
+        {"name": "TQ_YUANRONG_WORKER", "value": f"$(HOST_IP):{yuanrong.worker_port}"},
+    ]
 
 
 def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifest]:

@@ -7,10 +7,18 @@ from typing import Any
 from tq_operator.plan.queue import Queue
 from transfer_queue.config.resource import Mooncake
 
-__all__ = ["ARENA_DIRECTORY", "JOURNAL_DIRECTORY", "attach_settings", "controller_settings", "storage_settings"]
+__all__ = [
+    "ARENA_DIRECTORY",
+    "JOURNAL_DIRECTORY",
+    "SPILL_DIRECTORY",
+    "attach_settings",
+    "controller_settings",
+    "storage_settings",
+]
 
 ARENA_DIRECTORY = "/arena"
 JOURNAL_DIRECTORY = "/journal"
+SPILL_DIRECTORY = "/spill"
 # Any address of the pod, over IPv4.
 _ANY = "0.0.0.0"
 
@@ -57,7 +65,7 @@ def storage_settings(queue: Queue) -> dict[str, Any]:
         "controller": [queue.controller_address],
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
         "capacity": str(queue.spec.unit_capacity),
-        **({} if queue.spec.backend.mooncake else _arena_settings(queue)),
+        **(_arena_settings(queue) if queue.spec.backend.simple else {}),
     }
 
 
@@ -67,8 +75,25 @@ def _arena_settings(queue: Queue) -> dict[str, Any]:
 
 
 def _backend_settings(queue: Queue) -> dict[str, Any]:
-    mooncake = queue.spec.backend.mooncake
-    return _mooncake_settings(queue, mooncake) if mooncake else {}
+    """What both sides of the backend are told."""
+    backend = queue.spec.backend
+    if backend.mooncake:
+        return _mooncake_settings(queue, backend.mooncake)
+    if backend.yuanrong:
+        # Without a worker of all pods each finds that of its node in its environment.
+        worker = {"worker": backend.yuanrong.worker} if backend.yuanrong.worker else {}
+        return {**worker, "requestTimeout": backend.yuanrong.request_timeout}
+    if backend.simple and backend.simple.ssd_offload:
+        offload = backend.simple.ssd_offload
+        return {
+            "ssdOffload": {
+                "enabled": True,
+                "path": offload.path or SPILL_DIRECTORY,
+                "thresholdBytes": str(offload.threshold_bytes),
+                "capacity": str(offload.capacity),
+            }
+        }
+    return {}
 
 
 def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:

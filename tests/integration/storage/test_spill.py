@@ -13,7 +13,9 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.waiting import wait_until
+from transfer_queue.config.processes import BackendChoice, StorageUnitConfig
 from transfer_queue.errors import CapacityError, StartError
+from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.storage.conformance.servers import Servers
 
 MIB = 1 << 20
@@ -115,6 +117,43 @@ def _fits(number: int, partition: str) -> bool:
     except CapacityError:
         return False
     return True
+
+
+def test_capacity_of_the_disk_is_kept_and_named_when_it_is_used_up(start_queue: StartQueue, tmp_path: Path) -> None:
+    servers, partition = start_queue(offload={"capacity": "6Mi"}), uuid.uuid4().hex
+    stored = next(number for number in range(BATCHES) if not _fits(number, partition))
+    with pytest.raises(CapacityError, match=rf"ssdOffload.capacity of {tmp_path}/spill is used up; raise it"):
+        tq.kv_batch_put(keys(stored), partition, batch(stored))
+    assert 2 * 4 * MIB <= spilled(servers) <= 2 * 6 * MIB
+    for number in range(stored):
+        read_and_compare(number, partition)
+
+
+def test_spill_and_durability_together_are_refused_at_start(tmp_path: Path) -> None:
+    config = StorageUnitConfig(
+        port=0,
+        controller=["127.0.0.1:1"],
+        backend=BackendChoice(settings={"ssdOffload": {"enabled": True, "path": str(tmp_path)}}),
+        directory=str(tmp_path),
+        durability="process",
+    )
+    unit = ServerProcess("unit", "transfer_queue.runtime.storage_unit", config, tmp_path)
+    with pytest.raises(StartError, match="ssdOffload and durability process exclude each other"):
+        list(wait_until_serving([unit], 60))
+    stop_all([unit])
+
+
+def test_init_starts_units_that_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+    offload = {"enabled": True, "path": str(tmp_path / "spill")}
+    tq.init({"backend": {"SimpleStorage": {"unit_capacity": CAPACITY, "ssd_offload": offload}}})
+    try:
+        for number in range(BATCHES):
+            tq.kv_batch_put(keys(number), "p", batch(number))
+        for number in range(BATCHES):
+            read_and_compare(number, "p")
+    finally:
+        tq.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.etcd import running_etcd
-from tests.integration.storage.conftest import Run, assert_all_passed
 from tests.waiting import wait_until
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.storage.conformance.servers import Servers
@@ -39,10 +38,6 @@ def _stores(keys: list[str]) -> bool:
     except TransferQueueError:
         return False
     return True
-
-
-def test_yuanrong_conforms(run_conformance: Run) -> None:
-    assert_all_passed(run_conformance("yuanrong"))
 
 
 def test_restarted_worker_means_lost_rows_and_a_queue_that_goes_on(tmp_path: Path) -> None:

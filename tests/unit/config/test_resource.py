@@ -91,6 +91,14 @@ REFUSALS = [
     ),
     ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
+    (
+        "{backend: {simple: {ssdOffload: {}}}, controller: {durability: process}}",
+        "spec: backend.simple.ssdOffload needs controller.durability none: blocks on the disk end with their unit",
+    ),
+    (
+        "{backend: {yuanrong: {worker: head}}}",
+        'spec.backend.yuanrong.worker: "head" is not a HOST:PORT',
+    ),
     ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     ("{}", "spec.backend: Required value"),
     (

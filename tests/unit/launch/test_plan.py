@@ -88,14 +88,44 @@ def test_another_backend_keeps_everything_else() -> None:
     assert with_backend(quickstart, "mooncake") is quickstart
 
 
+def test_spill_goes_to_the_folder_that_the_resource_names() -> None:
+    offload = {"path": "/disk", "thresholdBytes": "2Mi", "capacity": "5Gi"}
+    plan = plan_local(queue({"simple": {"ssdOffload": offload}}))
+    expected = {"enabled": True, "path": "/disk", "thresholdBytes": 2 << 20, "capacity": 5 << 30}
+    assert {str(unit.backend.settings["ssdOffload"]) for unit in plan.units} == {str(expected)}
+
+
+def test_spill_without_a_folder_is_refused_by_its_field() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.backend\.simple\.ssdOffload\.path: name a folder"):
+        plan_local(queue({"simple": {"ssdOffload": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("yuanrong", "settings"),
+    [
+        ({}, {"worker": "127.0.0.1:31501", "requestTimeout": 20}),
+        ({"workerPort": 7, "requestTimeout": 3}, {"worker": "127.0.0.1:7", "requestTimeout": 3}),
+        ({"worker": "head:9"}, {"worker": "head:9", "requestTimeout": 20}),
+    ],
+)
+def test_yuanrong_uses_the_worker_that_the_resource_names(yuanrong: dict[str, Any], settings: dict[str, Any]) -> None:
+    plan = plan_local(queue({"yuanrong": yuanrong}))
+    assert plan.controller.backend.settings == settings
+    assert all(unit.backend == plan.controller.backend for unit in plan.units)
+    assert with_backend(load(QUICKSTART), "yuanrong").spec.backend.kind == "yuanrong"
+
+
 @pytest.mark.parametrize("kind", ["ray", "redis"])
 def test_a_backend_that_cannot_run_here_is_refused_with_those_that_can(kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf'"{kind}": supported values: "simple", "mooncake"'):
+    with pytest.raises(ConfigError, match=rf'"{kind}": supported values: "simple", "mooncake", "yuanrong"'):
         with_backend(load(QUICKSTART), kind)
 
 
 def test_a_resource_for_ray_has_no_local_processes() -> None:
-    with pytest.raises(ConfigError, match=r"spec\.backend.*ray.*supported values: simple, mooncake"):
+    with pytest.raises(
+        ConfigError,
+        match=r"spec\.backend.*ray.*actors of a Ray cluster.*ray\.init.*supported values: simple, mooncake, yuanrong",
+    ):
         plan_local(queue({"ray": {}}))
 
 

@@ -41,6 +41,10 @@ security: {networkPolicy: true}
 layout: dense
 """,
     "ray": "{backend: {ray: {}}}",
+    "yuanrong-of-each-node": "{backend: {yuanrong: {}}, storage: {image: 'registry.example/yuanrong:1'}}",
+    "yuanrong-of-all": "{backend: {yuanrong: {worker: 'head:1', requestTimeout: 5}}}",
+    "spill": "{backend: {simple: {ssdOffload: {capacity: 500Gi}}}}",
+    "spill-to-a-class": "{backend: {simple: {ssdOffload: {path: /fast, storageClassName: local-ssd}}}}",
     "durable-process": "{backend: {simple: {}}, controller: {durability: process}}",
     "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
 }

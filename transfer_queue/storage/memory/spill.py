@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from transfer_queue.config.document import Bytes, Document, validate_document
+from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.storage.base import Peer, Served, StoreContext
 from transfer_queue.storage.memory.arena import ArenaFile
@@ -39,6 +40,8 @@ class SpillSettings(Document):
     """A folder on a local disk; it is made if it is not there."""
     threshold_bytes: Bytes = Field(default=1 << 20, ge=0)
     """Smaller blocks stay in memory."""
+    capacity: Bytes | None = Field(default=None, ge=SMALLEST_CAPACITY)
+    """Most bytes in the file; null: as the disk has."""
     glibc_mmap_threshold_bytes: Bytes = Field(default=1 << 20, ge=0)
     """Accepted and without effect: blocks do not lie on the heap."""
 
@@ -49,29 +52,30 @@ class _Place(NamedTuple):
 
 
 class SpillFile:
-    """A file without a name in ``folder``. ``write`` and ``read`` block and may run in any thread, one at a time each.
+    """A file without a name in ``folder``, of at most ``capacity`` bytes. ``write`` and ``read`` block and may run in
+    any thread, one at a time each.
 
     Raises StartError if it cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, capacity: int = _FILE_BYTES) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by close)
         except OSError as error:
             raise StartError(f"ssdOffload.path: no file can be made in {folder}: {error.strerror}") from error
-        self._extents = Extents(_FILE_BYTES)
+        self._extents = Extents(capacity)
 
     @property
     def used(self) -> int:
         """Bytes of the blocks in the file."""
         return self._extents.used
 
-    def reserve(self, nbytes: int) -> _Place:
+    def reserve(self, nbytes: int) -> _Place | None:
+        """Room for ``nbytes``; None if the capacity is used up."""
         offset = self._extents.allocate(nbytes)
-        assert offset is not None, "2**50 bytes are not used up"
-        return _Place(offset, nbytes)
+        return None if offset is None else _Place(offset, nbytes)
 
     def write(self, place: _Place, data: memoryview) -> None:
         """Raises OSError: the disk is full."""
@@ -156,6 +160,9 @@ class SpillingStore(MemoryStore):
                 return False
             block = self._blocks[number]
             place = self._spill.reserve(block.nbytes)
+            if place is None:
+                self._report(f"ssdOffload.capacity of {self._spill.folder} is used up; raise it")
+                return False
             lease = self._extents.lease([block.offset])
             data = self._file.memory[block.offset : block.offset + block.nbytes]
             try:
@@ -246,7 +253,7 @@ def with_spill(context: StoreContext, file: ArenaFile) -> MemoryStore:
             return MemoryStore(context, file)
         if settings.path is None:
             raise StartError("ssdOffload.path: name a folder on a local disk")
-        spill = SpillFile(Path(settings.path))
+        spill = SpillFile(Path(settings.path), settings.capacity or _FILE_BYTES)
     except BaseException:
         file.close()
         raise

@@ -470,6 +470,11 @@ def remove_abandoned(directory: Path) -> None:
 async def open_store(context: StoreContext) -> MemoryStore:
     """Make the arena's file, or take up the one that was kept. Raises StartError."""
     if context.durability != "none":
+        if context.settings.get("ssdOffload"):
+            raise StartError(
+                f"ssdOffload and durability {context.durability} exclude each other: blocks on the disk end with their "
+                "storage unit; set durability to none or leave ssdOffload out"
+            )
         return _open_kept(context)
     remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"

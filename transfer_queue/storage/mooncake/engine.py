@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,12 +11,22 @@ import re
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import StartError
 
-__all__ = ["MINIMUM_VERSION", "check_version", "explain_load_error", "find_master", "import_store", "installed_version"]
+__all__ = [
+    "MINIMUM_VERSION",
+    "check_version",
+    "explain_load_error",
+    "find_master",
+    "import_store",
+    "installed_version",
+    "quiet",
+]
 
 MINIMUM_VERSION = "0.3.10.post1"
 _DISTRIBUTIONS = ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda")
@@ -34,6 +45,8 @@ _DEBIAN_PACKAGES = {
 }
 _LIBRARY = re.compile(r"(?:^|[\s/:])(lib[\w+-]+)\.so((?:\.\d+)*)")
 _importing = threading.Lock()
+_LOG_LEVEL = "ERROR"
+_FATAL = 3
 
 
 def installed_version() -> str | None:
@@ -118,11 +131,38 @@ def _why_absent() -> str:
     return f"Mooncake is not installed: {_INSTALL}"
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No words of the engine's log for the time of a ``with`` block, unless ``MC_LOG_LEVEL`` asks for them.
+
+    While it sets itself up it looks for its own entry in the metadata server, and logs as an error that there is none.
+    """
+    level = _log_level() if os.environ.get("MC_LOG_LEVEL", _LOG_LEVEL) == _LOG_LEVEL else None
+    if level is None:
+        yield
+        return
+    before, level.value = level.value, _FATAL
+    try:
+        yield
+    finally:
+        level.value = before
+
+
+def _log_level() -> ctypes.c_int32 | None:
+    """The threshold of the glog that the wheel brings; None if it cannot be found, as in a build of another kind."""
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split()[-1] for line in maps if "/libglog" in line}
+        return ctypes.c_int32.in_dll(ctypes.CDLL(paths.pop()), "_ZN3fLI17FLAGS_minloglevelE")
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def import_store() -> Any:
     """The module ``mooncake.store``. Raises StartError that says how to install what is missing."""
     with _importing:
         check_version(installed_version())
-        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it tells its whole set-up otherwise
+        os.environ.setdefault("MC_LOG_LEVEL", _LOG_LEVEL)  # it tells its whole set-up otherwise
         try:
             return importlib.import_module("mooncake.store")
         except ModuleNotFoundError:

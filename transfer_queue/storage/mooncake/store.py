@@ -149,20 +149,24 @@ class Store:
     def block_sizes(self, run: str, blocks: Sequence[int]) -> dict[int, int]:
         """block -> bytes, for those of ``blocks`` that exist. Raises ConnectionLostError."""
         keys = {block_key(run, block): block for block in blocks}
-        sizes = {keys[key]: nbytes for key, (nbytes, _) in self.places(list(keys)).items()}
+        sizes = {keys[key]: nbytes for key, (nbytes, _) in self.places(self._existing(list(keys))).items()}
         absent = {key: block for key, block in keys.items() if block not in sizes}
         if absent and (code := min(self.verify(list(absent)))) not in (0, codes.GONE):
             raise ConnectionLostError(codes.explain(code, list(absent)))  # places() does not tell
         for key, block in absent.items():
             total = 0
             for names in _part_names(key):
-                found = self.places(names)
+                found = self.places(self._existing(names))
                 total += sum(nbytes for nbytes, _ in found.values())
                 if len(found) < len(names):
                     break
             if total:
                 sizes[block] = total
         return sizes
+
+    def _existing(self, keys: Sequence[str]) -> list[str]:
+        """Those that exist: the engine logs an error for each other one whose place it is asked for."""
+        return [key for key, code in zip(keys, self.verify(keys), strict=True) if code == 0]
 
     def remove_blocks(self, run: str, blocks: Sequence[int]) -> list[int]:
         """Remove blocks in one piece or in parts. Returns those that could not be removed now."""
@@ -271,15 +275,16 @@ def _set_up(
     name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
-    code = raw.setup(
-        name,
-        settings.metadata_server,
-        segment_bytes,
-        0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
-        settings.protocol,
-        devices,
-        settings.master_server_address,
-    )
+    with engine.quiet():
+        code = raw.setup(
+            name,
+            settings.metadata_server,
+            segment_bytes,
+            0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
+            settings.protocol,
+            devices,
+            settings.master_server_address,
+        )
     if code:
         raw.close()
         reserved.close()

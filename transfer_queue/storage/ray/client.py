@@ -53,9 +53,15 @@ class RayBackend:
         self._context = context
         self._settings = settings
         self._owners: dict[str, Any] = {}
+        self._closed = False
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         nbytes = block.nbytes
+        if nbytes > unit.capacity:
+            raise CapacityError(
+                f"storage unit {unit.name} has no capacity for {nbytes} bytes: its capacity is {unit.capacity}; put "
+                "smaller batches"
+            )
         timeout_s = wait_s + _ANSWER_S
         with _explained(unit):
             owner = await self._owner(unit)
@@ -106,13 +112,18 @@ class RayBackend:
                 blocks[position] = FetchedBlock(BlockView(content), reads[position].rows)
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
+        if self._closed:
+            return
         with _explained(unit):
             (await self._owner(unit)).free.remote([block_id])
 
     async def close(self) -> None:
+        self._closed = True
         self._owners = {}
 
     async def _owner(self, unit: UnitInfo) -> Any:
+        if self._closed:
+            raise ConnectionLostError("the connection to the storage units is closed")
         name = unit.attributes["owner"]
         owner = self._owners.get(name)
         if owner is None:

@@ -27,6 +27,8 @@ class _BlockOwner:
 
     async def reserve(self, block: int, nbytes: int, wait_s: float) -> bool:
         """Set space for a block aside; False if there is none within ``wait_s`` seconds, or the block was freed."""
+        if block in self._sizes:  # asked twice
+            return True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         self._waiting.add(block)
@@ -47,7 +49,9 @@ class _BlockOwner:
 
         The array is an object of the writer's and goes with it; the copy is this actor's.
         """
-        if block not in self._sizes and not await self.reserve(block, nbytes, wait_s):
+        if block in self._contents:  # the first of two wins
+            return True
+        if not await self.reserve(block, nbytes, wait_s):
             return False
         held = content if isinstance(content, bytes) else [await asyncio.to_thread(ray.put, content)]
         if block not in self._sizes:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import StartError
+from transfer_queue.storage.conformance.process import free_ports, listens, running
 
 __all__ = ["servers"]
 
-_START_S = 120.0
 _MEMORY_MB = 512
 
 
 @contextmanager
 def servers(directory: Path) -> Iterator[dict[str, Any]]:
     """Raises StartError."""
-    client, peer, port = _free_ports(3)
-    with ExitStack() as running:
-        running.enter_context(_etcd(directory, client, peer))
-        running.enter_context(worker(directory, port, f"127.0.0.1:{client}"))
+    client, peer, port = free_ports(3)
+    with ExitStack() as stack:
+        stack.enter_context(_etcd(directory, client, peer))
+        stack.enter_context(worker(directory, port, f"127.0.0.1:{client}"))
         yield {"worker": f"127.0.0.1:{port}"}
 
 
@@ -57,7 +55,7 @@ def worker(directory: Path, port: int, etcd: str) -> Iterator[subprocess.Popen[b
     }
     command = [str(binary), *(f"--{name}={value}" for name, value in arguments.items())]
     environ = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent / "lib")}
-    with _process(command, directory, "worker", lambda: ready.exists(), environ) as process:
+    with running("worker", command, directory, ready.exists, environ) as process:
         yield process
 
 
@@ -75,45 +73,5 @@ def _etcd(directory: Path, client: int, peer: int) -> Iterator[None]:
         "initial-cluster": f"default=http://127.0.0.1:{peer}",
     }
     command = [binary, *(f"--{name}={value}" for name, value in arguments.items())]
-    with _process(command, directory, "etcd", lambda: _listens(client), dict(os.environ)):
+    with running("etcd", command, directory, lambda: listens(client)):
         yield
-
-
-@contextmanager
-def _process(
-    command: list[str], directory: Path, name: str, serves: Callable[[], bool], environ: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    path = directory / f"{name}.log"
-    with path.open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=environ
-        )
-    try:
-        deadline = time.monotonic() + _START_S
-        while not serves():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise StartError(f"{name} does not serve: {path.read_text(errors='replace')[-300:]}")
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
