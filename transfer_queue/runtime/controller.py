@@ -131,7 +131,7 @@ class Controller(Server):
         session, resumed = self.clients.admit(hello, connection)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
-            self.core.cancel(session.writer)
+            self.core.cancel(session.writer, None, self._loop.time())
             self._flush()
         connection.context = session
         return Welcome(
@@ -143,7 +143,10 @@ class Controller(Server):
             backend=self.config.backend.kind,
             settings=self.config.backend.settings,
             units=self.units.infos(),
-            attributes={"metrics": self.metrics_address} if self.metrics_address else {},
+            attributes={
+                **({"metrics": self.metrics_address} if self.metrics_address else {}),
+                **({"lease": self.config.lease_s} if self.config.lease_s else {}),
+            },
         )
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
@@ -224,7 +227,7 @@ class Controller(Server):
             session.announced[body.block] = body.unit
         elif isinstance(session, ClientSession) and isinstance(body, Cancel):
             if session.parked.pop(body.request, None) is not None:
-                self.core.cancel(session.writer, body.request)
+                self.core.cancel(session.writer, body.request, self._loop.time())
                 self._flush()
         elif isinstance(session, UnitSession) and isinstance(body, UnitReport):
             self.units.report(session, body)
@@ -259,7 +262,7 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
-            self.core.cancel(session.writer)
+            self.core.cancel(session.writer, None, self._loop.time())
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()
@@ -354,6 +357,7 @@ class Controller(Server):
                 by_unit.setdefault(unit, []).append(block)
             for unit, blocks in by_unit.items():
                 self._after(self.units.free, unit, self.core.unknown_blocks(unit, blocks))
+            self.core.client_gone(session.writer, now)
             self.record(SessionClosed(session.writer))
         self._flush()
 
@@ -371,6 +375,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         polling=config.polling_mode,
         sample_capacity=config.sample_capacity,
         journal=config.durability != "none",
+        lease_s=config.lease_s,
     )
     controller = Controller(config, core, asyncio.get_running_loop())
     pages: dict[str, Page] = {path: partial(_same, *content) for path, content in read_pages().items()}
