@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.world import Link, World
-from transfer_queue.control.commands import Batch, BlockRef, Clear, Command, Commit, Committed, Fetch
+from transfer_queue.control.commands import Acknowledge, Batch, BlockRef, Clear, Command, Commit, Committed, Done, Fetch
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Join, Joined, Kind, ReportOrphans, Welcome
 
-__all__ = ["Client", "Unit"]
+__all__ = ["LEASING_TASK", "Client", "Unit"]
 
-PARTITION, TASK = "p", "train"
+PARTITION, TASK, LEASING_TASK = "p", "train", "steady"
 _RETRY_S = 0.2
 
 
@@ -86,6 +87,8 @@ class Client:
     # ------------------------------------------------------------------------------------------------------- session
 
     def _connect(self) -> None:
+        if self.dead:
+            return
         hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run)
         self.link = self.world.connect(self, hello)
 
@@ -161,7 +164,7 @@ class Client:
 
         self._request(commit, done)
 
-    def fetch(self, count: int) -> None:
+    def fetch(self, count: int, wait_s: float | None = None) -> None:
         if not self.ready or len(self._pending) > 3:
             return
 
@@ -172,14 +175,51 @@ class Client:
             elif reply is None:
                 self.world.abandoned += 1
 
-        wait_s = self.world.random.choice((0.0, 0.5, 5.0))
+        if wait_s is None:
+            wait_s = self.world.random.choice((0.0, 0.5, 5.0))
         self._request(Fetch(PARTITION, ["x"], count, TASK, wait_s), done)
+
+    def fetch_leased(self, count: int, wait_s: float | None = None) -> None:
+        """Take rows at least once: work on them for a while, then acknowledge."""
+        if not self.ready or len(self._pending) > 3:
+            return
+        chance = self.world.random
+
+        def done(reply: Any) -> None:
+            if isinstance(reply, Batch) and reply.keys:
+                rows = {int(key) for key in reply.keys if key is not None}
+                self.world.note(f"{self.name} works on {sorted(rows)}")
+                command = Acknowledge(PARTITION, LEASING_TASK, reply.indexes)
+                self.world.clock.call_later(chance.choice((0.0, 0.1, 1.0, 3.0)), self._acknowledge, command, rows)
+
+        if wait_s is None:
+            wait_s = chance.choice((0.0, 0.5, 5.0))
+        lease_s = chance.choice((0.5, 2.0, math.inf))
+        self._request(Fetch(PARTITION, ["x"], count, LEASING_TASK, wait_s, lease_s=lease_s), done)
+
+    def _acknowledge(self, command: Acknowledge, rows: set[int]) -> None:
+        if self.dead:
+            return
+        if not self.ready:
+            self.world.clock.call_later(_RETRY_S, self._acknowledge, command, rows)
+            return
+
+        self.world.worked.update(rows)
+
+        def done(reply: Any) -> None:
+            if isinstance(reply, Done):
+                self.world.note(f"{self.name} is done with {sorted(rows)}")
+                self.world.finished.update(rows)
+
+        self._request(command, done)
 
     def die(self) -> None:
         """Never to be heard of again. Its connections end, one after the other."""
         self.world.note(f"{self.name} is killed")
         self.dead = True
-        self.world.abandoned += sum(isinstance(command, Fetch) for command, _, _ in self._pending.values())
+        self.world.abandoned += sum(
+            isinstance(command, Fetch) and command.task == TASK for command, _, _ in self._pending.values()
+        )
         for command, _, _ in self._pending.values():
             if isinstance(command, Commit):
                 self.uncertain.update(int(key) for key in command.keys or ())

@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.simulation.peers import Client, Unit
+from tests.simulation.peers import LEASING_TASK, Client, Unit
 from tests.simulation.world import World
+from transfer_queue.control.core import ControlCore
 from transfer_queue.runtime.durable import GroupCommit
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
 FIRST = int(os.environ.get("TQ_FIRST_SEED", "1"))
 PLANTED_SEEDS = 1000
 ACTIONS = 60
-SETTLING_S = 30.0
+SETTLING_S = 45.0
 
 
 class History:
@@ -48,7 +50,8 @@ class History:
             self._advance(world.clock.now + 0.25)
             client = next(client for client in self.clients if not client.dead)
             if client.idle:
-                client.fetch(1)
+                client.fetch(3 if chance.random() < 0.5 else 1, 0.0)
+                client.fetch_leased(3 if chance.random() < 0.5 else 1, 0.0)
         self._check_settled()
 
     def _advance(self, until: float) -> None:
@@ -64,8 +67,10 @@ class History:
             rows = list(range(self.rows, self.rows + chance.randint(1, 3)))
             self.rows += len(rows)
             client.put(rows)
-        elif what < 0.75:
+        elif what < 0.62:
             client.fetch(chance.randint(1, 3))
+        elif what < 0.75:
+            client.fetch_leased(chance.randint(1, 3))
         elif what < 0.82 and world.delivered:
             row = chance.choice(sorted(world.delivered))
             world.cleared.add(row)
@@ -88,6 +93,19 @@ class History:
             assert blocks.block.items[slot] in unit.blocks, "a row refers to a block that its unit does not hold"
         if self.steps % 50 == 0:
             self.world.server.controller.core.validate_state()
+            self._check_consumed()
+
+    def _check_consumed(self) -> set[int]:
+        """What was acknowledged stays consumed, whatever restarted since; nothing else is. Returns those rows."""
+        consumed: set[int] = set()
+        partition = self.world.server.controller.core.partitions.get("p")
+        if partition is not None and LEASING_TASK in partition.tasks:
+            mask = partition.consumed(partition.tasks[LEASING_TASK])
+            consumed = {int(key) for key, ordinal in partition.keys.items() if mask[ordinal - partition.base]}
+        forgotten = self.world.finished - self.world.cleared - consumed
+        assert not forgotten, f"rows {sorted(forgotten)} were acknowledged and are not consumed"
+        assert consumed <= self.world.worked, f"rows {sorted(consumed - self.world.worked)} count as done and are not"
+        return consumed
 
     def _unit(self, number: int) -> Unit:
         session = next(item for item in self.world.server.controller.units if item.info.unit == number)
@@ -104,6 +122,8 @@ class History:
         missing = acknowledged - self.world.delivered.keys()
         if not self.world.abandoned:
             assert not missing, f"rows {sorted(missing)} were acknowledged and never delivered"
+        unfinished = acknowledged - self._check_consumed() - self.world.cleared
+        assert not unfinished, f"rows {sorted(unfinished)} were promised at least once and nobody was done with them"
         surprising = self.world.delivered.keys() - {
             row for client in self.clients for row in client.acknowledged | client.uncertain
         }
@@ -152,7 +172,26 @@ def _repeats_under_new_ids(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return {"repeats_under_new_ids": True}
 
 
-@pytest.mark.parametrize("plant", [_answers_do_not_wait, _repeats_under_new_ids])
+def _leases_of_the_dead_stay(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    monkeypatch.setattr(ControlCore, "client_gone", lambda self, client, now: self.cancel(client, None, now))
+    return {}
+
+
+def _acknowledgements_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    real = ControlCore._acknowledge
+
+    def silent(self: ControlCore, *arguments: Any) -> Any:
+        with self.log.silenced():
+            return real(self, *arguments)
+
+    monkeypatch.setattr(ControlCore, "_acknowledge", silent)
+    return {}
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [_answers_do_not_wait, _repeats_under_new_ids, _leases_of_the_dead_stay, _acknowledgements_are_not_kept],
+)
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], dict[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,10 @@ class World:
         self.links: list[Link] = []
         self.server = Server(self)
         self.delivered: Counter[int] = Counter()
+        self.worked: set[int] = set()
+        """Rows that a client of the leasing task was done with, so that it asked to acknowledge them."""
+        self.finished: set[int] = set()
+        """Rows whose acknowledgement by the leasing task was answered."""
         self.cleared: set[int] = set()
         self.abandoned = 0
         """Fetches whose answer nobody waits for any more: what they took is lost to the task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ __all__ = [
     "check_fields",
     "check_flag",
     "check_keys",
+    "check_lease",
     "check_mapping",
     "check_metadata",
     "check_partition",
@@ -108,6 +110,13 @@ def check_seconds(name: str, value: object) -> float:
     if not value >= 0:  # nan is not
         raise InvalidInputError(f"{name} must be 0 or more seconds, not {value}")
     return min(float(value), 1e9) if value < 2**63 else 1e9
+
+
+def check_lease(name: str, value: object) -> float | None:
+    """Seconds, infinity too, or None for the queue's default."""
+    if value is None or value == math.inf:
+        return None if value is None else math.inf
+    return check_seconds(name, value)
 
 
 def check_flag(name: str, value: object) -> bool:

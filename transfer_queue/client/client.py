@@ -123,6 +123,12 @@ class AsyncTransferQueueClient:
         self._ready()
         return self._engine.controller_attributes.get("metrics")
 
+    @property
+    def default_lease(self) -> float:
+        """Seconds of a fetch that names no lease; 0: the queue delivers at most once."""
+        self._ready()
+        return float(self._engine.controller_attributes.get("lease", 0.0))
+
     def initialize_storage_manager(self, manager_type: str, config: Mapping[str, Any]) -> None:
         """Accept what 0.1.x needs before a put or get. Here the controller tells a client how to reach storage.
 
@@ -161,6 +167,7 @@ class AsyncTransferQueueClient:
         sampling_config: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> BatchMeta:
         """Rows as metadata.
 
@@ -168,12 +175,15 @@ class AsyncTransferQueueClient:
         has not consumed; they count as consumed from now on. Waits ``timeout`` seconds (default: 5) for enough rows,
         then raises WaitTimeoutError; with ``timeout`` 0, or the controller in polling mode, answers with an empty batch
         at once.
+        With ``lease`` > 0 the rows are delivered at least once: they count as consumed when they are acknowledged
+        (``async_ack``), and are fetched again if that does not come within ``lease`` seconds (``math.inf``: no limit)
+        or this client dies. 0: at most once. None: as the queue says, which is at most once by default.
         ``"force_fetch"``: all rows of the partition in any state; its ``batch_size`` and task count for nothing.
         ``"insert"``: ``batch_size`` new rows without data. Raises RequestError for an unknown mode, a fetch without
         task and an unknown partition of a forced one; SamplerError; InvalidTypeError, InvalidInputError.
         """
         return await self._async(
-            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
+            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, lease)
         )
 
     async def async_put(
@@ -202,6 +212,13 @@ class AsyncTransferQueueClient:
         field that is not written, DataLostError.
         """
         return await self._async(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
+
+    async def async_ack(self, metadata: BatchMeta, task_name: str) -> None:
+        """``task_name`` is done with the rows: they are consumed for good, whichever client fetched them.
+
+        Rows that are gone are ignored, and so is what was acknowledged before. Raises InvalidTypeError.
+        """
+        await self._async(self.rows.acknowledge(metadata, task_name))
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
         """Merge ``metadata.custom_meta`` shallowly into the rows' tags; rows of several partitions are allowed.
@@ -295,10 +312,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         sampling_config: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> BatchMeta:
         """See ``async_get_meta``."""
         return self._sync(
-            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
+            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, lease)
         )
 
     def put(
@@ -316,6 +334,10 @@ class TransferQueueClient(AsyncTransferQueueClient):
     ) -> TensorDict:
         """See ``async_get_data``."""
         return self._sync(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
+
+    def ack(self, metadata: BatchMeta, task_name: str) -> None:
+        """See ``async_ack``."""
+        self._sync(self.rows.acknowledge(metadata, task_name))
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
         """See ``async_set_custom_meta``."""

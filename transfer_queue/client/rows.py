@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transfer_queue.client.arguments import (
     check_count,
     check_fields,
+    check_lease,
     check_mapping,
     check_metadata,
     check_partition,
@@ -25,6 +26,7 @@ from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.control.commands import (
+    Acknowledge,
     Batch,
     Clear,
     Commit,
@@ -96,6 +98,7 @@ class RowOperations:
         task_name: str | None,
         sampling_config: dict[str, Any] | None,
         timeout_s: float | None,
+        lease_s: float | None = None,
     ) -> Operation[Batch | Committed, BatchMeta]:
         request_s = self._options.request_s
         check_partition(partition_id)
@@ -123,6 +126,7 @@ class RowOperations:
             task_name,
             self._options.fetch_s if timeout_s is None else check_seconds("timeout", timeout_s),
             {} if sampling_config is None else check_mapping("sampling_config", sampling_config),
+            lease_s=check_lease("lease", lease_s),
         )
 
         def finish(reply: Batch | Committed) -> BatchMeta:
@@ -217,6 +221,17 @@ class RowOperations:
                 indexes = _indexes_at(metadata, positions)
                 tags = [metadata.custom_meta[position] for position in positions]
                 await self._engine.request(SetTags(partition, indexes, tags), self._options.request_s)
+
+        return Operation(work(), _nothing)
+
+    def acknowledge(self, metadata: BatchMeta, task_name: str) -> Operation[None, None]:
+        check_metadata(metadata)
+        task = check_text("task_name", task_name)
+
+        async def work() -> None:
+            for partition, positions in _by_partition(metadata):
+                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
+                await self._engine.request(Acknowledge(partition, task, indexes), self._options.request_s)
 
         return Operation(work(), _nothing)
 

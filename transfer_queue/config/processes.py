@@ -69,6 +69,9 @@ class ControllerConfig(Document):
     polling_mode: bool = False
     sample_capacity: int | None = Field(default=None, ge=1)
     """Rows over all partitions; null: unlimited."""
+    lease_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds in which fetched rows are to be acknowledged before they are delivered again; 0: rows are delivered at
+    most once. A fetch may say otherwise."""
     backend: BackendChoice = BackendChoice()
     expected_units: int = Field(default=0, ge=0)
     """/readyz answers 200 once this many storage units are registered."""

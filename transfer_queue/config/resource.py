@@ -103,6 +103,11 @@ class Controller(Part):
     polling_mode: bool = Field(
         default=False, description="Answer at once when too few rows are ready, instead of waiting."
     )
+    lease_seconds: Annotated[int, Between(0, 2**31 - 1)] = Field(
+        default=0,
+        description="Time in which fetched rows are to be acknowledged before they are delivered again, unless the "
+        "fetch says otherwise; 0: rows are delivered at most once.",
+    )
     durability: Durability = Field(
         default="none",
         description="What acknowledged rows survive. none: nothing; process: the end of any process or container; "

@@ -80,6 +80,11 @@ def load(core: ControlCore, moved: dict[str, Any]) -> None:
     """Not for hosts: a part of adopting, and of its replay."""
     core.space.used = 0
     state.load(core, moved)
+    with core.log.silenced():
+        for partition in core.partitions.values():  # whoever had taken rows was a client of the other queue
+            for task in partition.tasks.values():
+                for lease in list(task.leases.values()):
+                    partition.end_lease(task, lease, partition.returning(task, lease))
 
 
 def _moved(core: ControlCore, captured: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 from transfer_queue.control.schema import FieldSchema
 
 __all__ = [
+    "Acknowledge",
     "Batch",
     "BlockRef",
     "Clear",
@@ -116,7 +117,9 @@ class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
 class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
     """Take ``batch_size`` rows whose ``fields`` are all ready and that ``task`` has not consumed. Answer: Batch.
 
-    The sampler picks; what it picks is consumed at once. Too few rows: with ``timeout_s`` 0 an empty Batch, else the
+    The sampler picks; what it picks is consumed at once, or leased: with ``lease_s`` > 0, or None and a queue whose
+    default is that. Leased rows are consumed once they are acknowledged; those that are not within ``lease_s`` seconds,
+    or whose client is gone, are fetched again. Too few rows: with ``timeout_s`` 0 an empty Batch, else the
     request is parked until enough are ready, or WaitTimeoutError says what was missing. ``params`` go to the sampler.
     """
 
@@ -126,6 +129,15 @@ class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
     timeout_s: float = 0.0
     params: dict[str, Any] = {}
     locate: bool = True
+    lease_s: float | None = None
+
+
+class Acknowledge(Command, frozen=True, tag=True, omit_defaults=True):
+    """``task`` is done with the rows ``indexes`` (i64 bytes): they are consumed, whoever has them. Rows and partitions
+    that do not exist are ignored. Answer: Done."""
+
+    task: str
+    indexes: bytes
 
 
 class SetTags(Command, frozen=True, tag=True, omit_defaults=True):

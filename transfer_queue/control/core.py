@@ -13,6 +13,7 @@ from transfer_queue.control import queries, state
 from transfer_queue.control.arrays import compact
 from transfer_queue.control.blocks import BlockTable
 from transfer_queue.control.commands import (
+    Acknowledge,
     Batch,
     Clear,
     Command,
@@ -37,11 +38,13 @@ from transfer_queue.control.description import describe, validate
 from transfer_queue.control.draws import Drawer
 from transfer_queue.control.effects import PARKED, Effect, EffectLog, Parked
 from transfer_queue.control.indexes import IndexSpace
+from transfer_queue.control.leases import Lease, Leases
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.puts import Put, check_put
 from transfer_queue.control.records import PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
 from transfer_queue.control.replay import replay
 from transfer_queue.control.serving import Serving
+from transfer_queue.control.subscription import CONSUMED, Task
 from transfer_queue.control.units import Units
 from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
 from transfer_queue.errors import (
@@ -68,6 +71,7 @@ class ControlCore:
 
     ``sampler``: default SequentialSampler. ``polling``: fetches never wait. ``shard``: this controller's number, part
     of every index. ``sample_capacity``: most rows that may exist at a time. ``journal``: emit Journal effects.
+    ``lease_s``: of fetches that say nothing of it; 0: what they take is consumed at once.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class ControlCore:
         shard: int = 0,
         sample_capacity: int | None = None,
         journal: bool = False,
+        lease_s: float = 0.0,
     ) -> None:
         if sample_capacity is not None and sample_capacity < 1:
             raise InvalidInputError(f"sample_capacity must be positive; got {sample_capacity}")
@@ -88,12 +93,14 @@ class ControlCore:
         self.partitions: dict[str, Partition] = {}
         self.units = Units(self.blocks, self.partitions)
         self.room = WaitRoom()
-        self.serving = Serving(self.room, self.log, Drawer(sampler or SequentialSampler()), polling)
+        self.leases = Leases(lease_s)
+        self.serving = Serving(self.room, self.log, Drawer(sampler or SequentialSampler(), self.leases), polling)
         self.rows = 0
         self._handlers: dict[type[Command], Callable[[Any, float, int, int], Reply | Parked]] = {
             Commit: self._commit,
             Lookup: self._lookup,
             Fetch: self._fetch,
+            Acknowledge: self._acknowledge,
             SetTags: self._set_tags,
             Clear: self._clear,
             ResetConsumption: self._reset_consumption,
@@ -113,10 +120,12 @@ class ControlCore:
         if handler is None:
             raise InvalidTypeError(f"not a command: {type(command).__name__}")
         self.log.origin = (client, request)
+        self.leases.now = now
         return handler(command, now, client, request)
 
-    def cancel(self, client: int, request: int | None = None) -> None:
+    def cancel(self, client: int, request: int | None = None, now: float | None = None) -> None:
         """Nobody waits for the answer any more: forget one parked request of a client, or all of them."""
+        self.leases.now = self.leases.now if now is None else now
         if request is None:
             waiters = self.room.of_client(client)
         else:
@@ -124,8 +133,24 @@ class ControlCore:
             waiters = [] if found is None else [found]
         self._leave(waiters)
 
+    def client_gone(self, client: int, now: float) -> None:
+        """The client will not be heard of again: what it has not acknowledged goes back."""
+        self.cancel(client, None, now)
+        for partition in list(self.partitions.values()):
+            for task in list(partition.tasks.values()):
+                for lease in [lease for lease in task.leases.values() if lease.client == client]:
+                    self._end_lease(partition, task, lease)
+
+    def restart_leases(self, now: float) -> None:
+        """After `restore` and `replay`: leases last as long as they would if they began now."""
+        self.leases.now = now
+        self.leases.begin_anew()
+
     def tick(self, now: float) -> None:
-        """Answer parked requests whose deadline has come with an error."""
+        """Take back rows whose lease is over, and answer parked requests whose deadline has come with an error."""
+        self.leases.now = now
+        for partition, task, lease in self.leases.expired():
+            self._end_lease(partition, task, lease)
         known: dict[LineKey | None, str] = {}
         for waiter in self.room.expired(now):
             error: TransferQueueError
@@ -138,7 +163,8 @@ class ControlCore:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        return self.room.next_deadline()
+        found = [at for at in (self.room.next_deadline(), self.leases.next_deadline()) if at is not None]
+        return min(found, default=None)
 
     def drain_effects(self) -> list[Effect]:
         """Effects since the last call: journal records first, then freed blocks, then answers."""
@@ -151,7 +177,7 @@ class ControlCore:
     def set_sampler(self, sampler: BaseSampler) -> None:
         """Sample with another sampler from now on. Parked fetches are planned anew; what makes no sense to the new
         sampler is answered with an error."""
-        drawer = self.serving.drawer = Drawer(sampler)
+        drawer = self.serving.drawer = Drawer(sampler, self.leases)
         for partition in self.partitions.values():
             partition.requeue(drawer.queueing)
         for waiter in list(self.room):
@@ -179,10 +205,9 @@ class ControlCore:
     def replay(self, records: Iterable[Record]) -> None:
         """Into a new or a restored core: what happened since. Emits nothing; blocks that had to be freed meanwhile show
         up in `unknown_blocks` when their unit joins."""
-        journaling, self.log.journaling = self.log.journaling, False
-        replay(self, records)
+        with self.log.silenced():
+            replay(self, records)
         self.log.drain()
-        self.log.journaling = journaling
         self.blocks.suspect_all()
 
     def describe(self, *, waiters: bool = True) -> str:
@@ -202,6 +227,7 @@ class ControlCore:
     def unit_lost(self, unit: int, now: float) -> None:
         """The unit's memory is gone, or it cannot be reached: rows with cells there are not ready until it joins with
         their blocks or they are written again. Commits that name the unit are refused until it joins."""
+        self.leases.now = now
         self.units.lose(unit)
         if self.log.journaling:
             self.log.origin = (0, 0)
@@ -214,13 +240,14 @@ class ControlCore:
         """The unit cannot be reached for now: what it holds counts, but it is asked when it joins."""
         self.units.suspect(unit)
 
-    def unit_joined(self, unit: int, inventory: Iterable[int] | None = None) -> None:
+    def unit_joined(self, unit: int, inventory: Iterable[int] | None = None, now: float | None = None) -> None:
         """The unit serves. ``inventory``: ids of the blocks it holds, None for a new unit, which holds none.
 
         Blocks that the core knew when the unit was suspected or lost, or when the core itself was restored, are
         confirmed or lost; younger ones are not touched, as their commit may have overtaken the inventory. A unit whose
         memory is new must be reported lost first.
         """
+        self.leases.now = self.leases.now if now is None else now
         restored, lost = self.units.sort_out(unit, inventory or ())
         self._join(unit, restored, lost)
 
@@ -344,6 +371,24 @@ class ControlCore:
 
     def _fetch(self, command: Fetch, now: float, client: int, request: int) -> Batch | Parked:
         return self.serving.fetch(command, self.partitions.get(command.partition), now, client, request)
+
+    def _acknowledge(self, command: Acknowledge, now: float, client: int, request: int) -> Done:
+        partition = self.partitions.get(command.partition)
+        positions = np.zeros(0, np.int64) if partition is None else partition.find_indexes(command.indexes)
+        positions = np.unique(positions[positions >= 0])
+        if partition is not None and len(positions):
+            task = partition.task(command.task)
+            positions = positions[task.taken.array[positions] != CONSUMED]
+            if len(positions):
+                partition.consume(task, compact(positions), CONSUMED)
+        return Done()
+
+    def _end_lease(self, partition: Partition, task: Task, lease: Lease) -> None:
+        """Rows that are not acknowledged are ready again, each in its place."""
+        self.log.origin = (0, 0)
+        if task.leases.get(lease.number) is lease:
+            grown = partition.end_lease(task, lease, partition.returning(task, lease))
+            self.serving.serve(partition, grown)
 
     def _set_tags(self, command: SetTags, now: float, client: int, request: int) -> Done:
         partition = self.partitions.get(command.partition)

@@ -11,7 +11,7 @@ import numpy as np
 from transfer_queue.control.arrays import as_positions, to_runs
 from transfer_queue.control.commands import Commit, Fetch
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.subscription import Subscription
+from transfer_queue.control.subscription import LEASED, Subscription, Task
 from transfer_queue.sampler import PlannedSampler
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "validate"]
 
-_TAKEN = ("", "{}", "{} (promised)")
+_TAKEN = ("", "{}", "{} (promised)", "{} (leased)")
 
 
 def describe(core: ControlCore, *, waiters: bool = True) -> str:
@@ -33,6 +33,12 @@ def describe(core: ControlCore, *, waiters: bool = True) -> str:
             for (rank, batch), rows in sorted(task.batches.items(), key=repr):
                 indexes = partition.indexes.indexes(rows, 0).tolist()
                 lines.append(f"  {task.name}: batch {batch!r} of rank {rank} is {indexes}")
+            for lease in sorted(task.leases.values(), key=lambda lease: lease.number):
+                assert task.lease is not None
+                held = np.flatnonzero(task.lease.array[: partition.table.used] == lease.number) + partition.base
+                indexes = partition.indexes.indexes(held, 0).tolist()
+                batch = " as a batch" if lease.dealt else ""
+                lines.append(f"  {task.name}: client {lease.client} has {indexes} for {lease.seconds:g} s{batch}")
     lines += [f"unit {unit} is lost" for unit in sorted(core.units.lost)]
     if waiters:
         lines += [_describe_waiter(waiter.client, waiter.request, waiter.command) for waiter in core.room]
@@ -91,6 +97,8 @@ def validate(core: ControlCore) -> None:
     _validate_blocks(core)
     for partition in core.partitions.values():
         _validate_rows(partition)
+        for task in partition.tasks.values():
+            _validate_leases(partition, task)
         for subscription in partition.subscriptions.values():
             _validate_subscription(core, partition, subscription)
     if core.sample_capacity is not None:
@@ -138,6 +146,18 @@ def _validate_rows(partition: Partition) -> None:
     assert to_runs(partition.find_indexes(raw)[alive], 0) == to_runs(np.flatnonzero(alive), 0)
     assert sorted(partition.fields.family_of) == partition.fields.sorted_names
     assert all(name in family.fields for name, family in partition.fields.family_of.items())
+
+
+def _validate_leases(partition: Partition, task: Task) -> None:
+    used = partition.table.used
+    leased = task.taken.array[:used] == LEASED
+    if task.lease is None:
+        assert not leased.any()
+        assert not task.leases
+        return
+    numbers = task.lease.array[:used]
+    assert np.array_equal(leased, numbers != 0)
+    assert Counter(numbers[leased].tolist()) == {number: lease.left for number, lease in task.leases.items()}
 
 
 def _validate_subscription(core: ControlCore, partition: Partition, subscription: Subscription) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
 from transfer_queue.control.batches import make_batch
 from transfer_queue.control.commands import Batch, Fetch
+from transfer_queue.control.leases import Leases
 from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
 from transfer_queue.control.partition import Partition, Queueing
 from transfer_queue.control.ready import ReadyGroups, ReadyRows
@@ -58,8 +59,9 @@ class Drawer:
     queue gives it; what ranks have been dealt is kept with the task. A user's sampler is shown the list of ready rows.
     """
 
-    def __init__(self, sampler: BaseSampler) -> None:
+    def __init__(self, sampler: BaseSampler, leases: Leases) -> None:
         self.sampler = sampler
+        self._leases = leases
         self.name = type(sampler).__name__
         overridden = type(sampler).sample is not PlannedSampler.sample
         self.planned = sampler if isinstance(sampler, PlannedSampler) and not overridden else None
@@ -104,8 +106,25 @@ class Drawer:
         if draw.batch is not None:
             rows = self._deal(partition, subscription, draw, rows, shares)
         if draw.seed is None:
-            partition.consume(subscription.task, rows, CONSUMED, subscription)
+            self._hand_out(partition, subscription, command, rows, draw.batch is not None)
         return make_batch(partition, rows, subscription.selection, locate=command.locate)
+
+    def _hand_out(
+        self, partition: Partition, subscription: Subscription, command: Fetch, rows: Rows, dealt: bool = False
+    ) -> None:
+        """Rows that left the queue of ``subscription`` are consumed or leased."""
+        task = subscription.task
+        seconds = self._leases.seconds if command.lease_s is None else command.lease_s
+        if not seconds > 0 or not row_count(rows):
+            partition.consume(task, rows, CONSUMED, subscription)
+            return
+        ordinals: Rows = (
+            slice(rows.start + partition.base, rows.stop + partition.base)
+            if isinstance(rows, slice)
+            else rows + partition.base
+        )
+        lease = self._leases.grant(partition, task, partition.log.origin[0], ordinals, seconds, dealt)
+        partition.lease(task, rows, lease, subscription)
 
     def _take(
         self, partition: Partition, subscription: Subscription, draw: Draw
@@ -214,8 +233,9 @@ class Drawer:
                     "write them again or ask for the next batch_index"
                 )
             return _LACKS_FIELDS
-        if draw.seed is None and bool((subscription.task.taken.array[rows] != CONSUMED).any()):
-            partition.consume(subscription.task, rows, CONSUMED, subscription)
+        open_rows = positions[subscription.task.taken.array[positions] != CONSUMED]
+        if draw.seed is None and len(open_rows):
+            self._hand_out(partition, subscription, command, compact(open_rows), True)
         return make_batch(partition, rows, subscription.selection, locate=command.locate)
 
     # ---------------------------------------------------------------------------------------------- user's samplers
@@ -243,8 +263,12 @@ class Drawer:
             raise SamplerError(f"{self.name} consumed rows that are not in the ready list")
         if len(rows) and not subscription.selection.complete(rows):
             raise SamplerError(f"{self.name} returned rows that lack one of the fields {list(command.fields)}")
-        if len(taken):
-            partition.consume(subscription.task, compact(taken), CONSUMED)
+        given = np.isin(taken, rows) & (subscription.task.taken.array[taken] != CONSUMED)
+        if len(dropped := taken[~given]):
+            partition.consume(subscription.task, compact(dropped), CONSUMED)
+        if given.any():
+            subscription.ready.discard(compact(taken[given]))
+            self._hand_out(partition, subscription, command, compact(taken[given]))
         if not len(rows):
             return _TOO_FEW
         return make_batch(partition, compact(rows), subscription.selection, locate=command.locate)

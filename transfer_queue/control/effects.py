@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -11,7 +12,7 @@ from transfer_queue.control.records import Record
 from transfer_queue.errors import TransferQueueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["PARKED", "Answer", "Effect", "EffectLog", "FreeBlocks", "Journal", "Parked"]
 
@@ -77,6 +78,15 @@ class EffectLog:
     def record(self, record: Record) -> None:
         """Call only while ``journaling``: the caller saves the building of the record otherwise."""
         self._records.append(Journal(record, *self.origin))
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Changes within are no news: nothing is recorded."""
+        journaling, self.journaling = self.journaling, False
+        try:
+            yield
+        finally:
+            self.journaling = journaling
 
     @property
     def pending(self) -> bool:

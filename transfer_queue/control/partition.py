@@ -14,6 +14,7 @@ from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.effects import EffectLog
 from transfer_queue.control.families import Family, FieldTable, Layout
 from transfer_queue.control.indexes import IndexMap, IndexSpace, decode_indexes
+from transfer_queue.control.leases import Lease
 from transfer_queue.control.ordered import make_ordered_queue
 from transfer_queue.control.plain import copy_plain, copy_tag
 from transfer_queue.control.ready import ReadyQueue, make_ready_queue
@@ -21,13 +22,15 @@ from transfer_queue.control.records import (
     BatchAssigned,
     CellsWritten,
     ConsumptionReset,
+    LeaseEnded,
     RowsCleared,
     RowsConsumed,
     RowsCreated,
+    RowsLeased,
     TagsMerged,
 )
 from transfer_queue.control.schema import FieldSchema
-from transfer_queue.control.subscription import CONSUMED, FREE, PROMISED, Subscription, Task
+from transfer_queue.control.subscription import CONSUMED, FREE, LEASED, PROMISED, Subscription, Task
 from transfer_queue.sampler import ByPriority, ByWeight
 
 __all__ = ["Partition", "Queueing"]
@@ -313,6 +316,8 @@ class Partition:
 
     def consume(self, task: Task, rows: Rows, state: int, drawn_from: Subscription | None = None) -> None:
         """``task`` took the rows. ``drawn_from``: the subscription whose queue they already left."""
+        if task.leases:
+            _settle(task, rows)
         if isinstance(rows, slice) and rows.stop - rows.start == 1:
             task.taken.items[rows.start] = state
         else:
@@ -322,6 +327,59 @@ class Partition:
                 subscription.ready.discard(rows)
         if self.log.journaling:
             self.log.record(RowsConsumed(self.name, task.name, to_runs(rows, self.base), state))
+
+    def lease(self, task: Task, rows: Rows, lease: Lease, drawn_from: Subscription | None = None) -> None:
+        """``task`` took the rows and is to acknowledge them, see ``consume``."""
+        if task.lease is None:
+            task.lease = self.table.add_column(np.int64)
+        _settle(task, rows)
+        task.taken.array[rows] = LEASED
+        task.lease.array[rows] = lease.number
+        task.leases[lease.number] = lease
+        for subscription in task.subscriptions:
+            if subscription is not drawn_from:
+                subscription.ready.discard(rows)
+        if self.log.journaling:
+            self.log.record(
+                RowsLeased(
+                    self.name,
+                    task.name,
+                    lease.number,
+                    lease.client,
+                    lease.seconds,
+                    to_runs(rows, self.base),
+                    lease.dealt,
+                )
+            )
+
+    def returning(self, task: Task, lease: Lease) -> Rows:
+        """What goes back when the lease ends now: the rows under it, and all of a group that is drawn as a whole."""
+        assert task.lease is not None
+        positions = as_positions(lease.rows) - self.base
+        positions = positions[positions >= 0]
+        rows: Ints = positions[task.lease.array[positions] == lease.number]
+        group = self.queueing.group
+        if group > 1 and not lease.dealt:
+            first = (np.unique((rows + self.base) // group) * group - self.base)[:, None]
+            whole = (first + np.arange(group)).ravel()
+            whole = whole[(whole >= 0) & (whole < self.table.used)]
+            acknowledged = whole[(task.taken.array[whole] == CONSUMED) & (self.alive.array[whole] == 1)]
+            rows = np.union1d(rows, acknowledged)
+        return compact(np.sort(rows))
+
+    def end_lease(self, task: Task, lease: Lease, rows: Rows) -> list[Subscription]:
+        """The lease is over and ``rows`` go back. Returns the subscriptions that may have grown."""
+        _settle(task, rows)
+        task.leases.pop(lease.number, None)
+        task.taken.array[rows] = PROMISED if lease.dealt else FREE
+        if self.log.journaling:
+            self.log.record(LeaseEnded(self.name, task.name, lease.number, to_runs(rows, self.base)))
+        if lease.dealt:
+            return []
+        grown = [subscription for subscription in task.subscriptions if not subscription.selection.unknown]
+        for subscription in grown:
+            subscription.enter(rows, subscription.selection.families, False)
+        return grown
 
     def assign(self, task: Task, rank: int, batch: int | str, rows: Rows) -> None:
         """Remember what a rank gets for one of its batches."""
@@ -338,6 +396,9 @@ class Partition:
             if task_name is None or task.name == task_name:
                 task.taken.array[: self.table.used] = FREE
                 task.batches.clear()
+                if task.lease is not None:
+                    task.lease.array[: self.table.used] = 0
+                    task.leases.clear()
                 for subscription in task.subscriptions:
                     self._fill(subscription)
         if self.log.journaling:
@@ -355,6 +416,8 @@ class Partition:
         for subscription in self.subscriptions.values():
             subscription.ready.discard(rows)
         for task in self.tasks.values():
+            if task.leases:
+                _settle(task, rows)
             task.taken.array[rows] = FREE
         self.alive.array[rows] = 0
         self.rows -= row_count(rows)
@@ -371,7 +434,9 @@ class Partition:
         self._trim()
 
     def drop(self) -> None:
-        """Free all blocks: the partition itself goes away."""
+        """Free all blocks: the partition itself goes away, and its leases with it."""
+        for task in self.tasks.values():
+            task.leases.clear()
         used = self.table.used
         for family in self.fields.families:
             self.blocks.release(family.slot.array[:used], len(family.fields))
@@ -428,6 +493,19 @@ class Partition:
 
     def promised(self, task: Task) -> int:
         return int((task.taken.array[: self.table.used] == PROMISED).sum())
+
+
+def _settle(task: Task, rows: Rows) -> None:
+    """The rows are under no lease any more; a lease without rows is over."""
+    assert task.lease is not None
+    numbers, counts = np.unique(task.lease.array[rows], return_counts=True)
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        if number:
+            lease = task.leases[number]
+            lease.left -= count
+            if not lease.left:
+                del task.leases[number]
+    task.lease.array[rows] = 0
 
 
 def _last(ordinals: Rows) -> int:

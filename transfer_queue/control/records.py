@@ -18,12 +18,14 @@ __all__ = [
     "BatchAssigned",
     "CellsWritten",
     "ConsumptionReset",
+    "LeaseEnded",
     "PartitionCleared",
     "PartitionCreated",
     "Record",
     "RowsCleared",
     "RowsConsumed",
     "RowsCreated",
+    "RowsLeased",
     "StateAdopted",
     "TagsMerged",
     "UnitJoined",
@@ -76,6 +78,28 @@ class RowsConsumed(Record, frozen=True, tag=True):
     state: int
 
 
+class RowsLeased(Record, frozen=True, tag=True, omit_defaults=True):
+    """``task`` took the rows under lease number ``lease`` of ``client`` and is to acknowledge them within ``seconds``.
+    ``dealt``: as a batch of a rank."""
+
+    partition: str
+    task: str
+    lease: int
+    client: int
+    seconds: float
+    rows: list[int]
+    dealt: bool = False
+
+
+class LeaseEnded(Record, frozen=True, tag=True):
+    """The rows go back; those under the lease are among them."""
+
+    partition: str
+    task: str
+    lease: int
+    rows: list[int]
+
+
 class BatchAssigned(Record, frozen=True, tag=True):
     """The rows are what ``rank`` of ``task`` gets for its batch ``batch``, each time it asks."""
 
@@ -121,6 +145,8 @@ AnyRecord: TypeAlias = (
     | CellsWritten
     | TagsMerged
     | RowsConsumed
+    | RowsLeased
+    | LeaseEnded
     | BatchAssigned
     | ConsumptionReset
     | RowsCleared

@@ -11,12 +11,14 @@ from transfer_queue.control.records import (
     BatchAssigned,
     CellsWritten,
     ConsumptionReset,
+    LeaseEnded,
     PartitionCleared,
     PartitionCreated,
     Record,
     RowsCleared,
     RowsConsumed,
     RowsCreated,
+    RowsLeased,
     StateAdopted,
     TagsMerged,
     UnitJoined,
@@ -64,6 +66,20 @@ def _rows_consumed(core: ControlCore, record: RowsConsumed) -> None:
     partition.consume(partition.task(record.task), rows, record.state)
 
 
+def _rows_leased(core: ControlCore, record: RowsLeased) -> None:
+    partition, rows = _rows(core, record)
+    task = partition.task(record.task)
+    ordinals = from_runs(record.rows, 0)
+    lease = core.leases.grant(partition, task, record.client, ordinals, record.seconds, record.dealt, record.lease)
+    partition.lease(task, rows, lease)
+
+
+def _lease_ended(core: ControlCore, record: LeaseEnded) -> None:
+    partition, rows = _rows(core, record)
+    task = partition.task(record.task)
+    partition.end_lease(task, task.leases[record.lease], rows)
+
+
 def _batch_assigned(core: ControlCore, record: BatchAssigned) -> None:
     partition, rows = _rows(core, record)
     partition.assign(partition.task(record.task), record.rank, record.batch, rows)
@@ -105,6 +121,8 @@ _STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
     CellsWritten: _cells_written,
     TagsMerged: _tags_merged,
     RowsConsumed: _rows_consumed,
+    RowsLeased: _rows_leased,
+    LeaseEnded: _lease_ended,
     BatchAssigned: _batch_assigned,
     ConsumptionReset: _consumption_reset,
     RowsCleared: _rows_cleared,

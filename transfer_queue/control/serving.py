@@ -180,7 +180,10 @@ class Serving:
             causes[0] += f" in complete groups of {self.drawer.queueing.group}"
         if note := self.drawer.shortfall(partition, subscription, command):
             causes.append(note)
-        taken = int((subscription.task.taken.array[rows] != 0).sum())
+        leased = sum(lease.left for lease in subscription.task.leases.values())
+        if leased:
+            causes.append(f"{leased} were fetched and are not acknowledged")
+        taken = int((subscription.task.taken.array[rows] != 0).sum()) - leased
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
         for name in dict.fromkeys(command.fields):

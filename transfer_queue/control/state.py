@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.control.arrays import Column, from_runs, to_runs
+from transfer_queue.control.arrays import Column, as_positions, compact, from_runs, to_runs
 from transfer_queue.control.families import Family
+from transfer_queue.control.leases import Lease
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.plain import copy_tag
+from transfer_queue.control.subscription import Task
 from transfer_queue.errors import RequestError
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def load(core: ControlCore, state: dict[str, Any]) -> None:
     core.units.lost.update(state["lost_units"])
     core.blocks.load(state["blocks"])
     for partition_state in state["partitions"]:
-        partition = _load_partition(core, partition_state)
+        with core.log.silenced():
+            partition = _load_partition(core, partition_state)
         core.partitions[partition.name] = partition
         core.rows += partition.rows
 
@@ -74,7 +77,19 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
             [task.name, column(task.taken), [[*key, to_runs(rows, 0)] for key, rows in task.batches.items()]]
             for task in partition.tasks.values()
         ],
+        "leases": [
+            [task.name, lease.number, lease.client, lease.seconds, lease.dealt, *_dump_leased(partition, task, lease)]
+            for task in partition.tasks.values()
+            for lease in task.leases.values()
+        ],
     }
+
+
+def _dump_leased(partition: Partition, task: Task, lease: Lease) -> list[list[int]]:
+    assert task.lease is not None
+    positions = as_positions(lease.rows) - partition.base
+    positions = positions[positions >= 0]
+    return [to_runs(compact(positions[task.lease.array[positions] == lease.number]), partition.base)]
 
 
 def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
@@ -109,4 +124,8 @@ def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
         task = partition.task(name)
         fill(task.taken, taken)
         task.batches.update({(rank, batch): from_runs(runs, 0) for rank, batch, runs in batches})
+    for name, number, client, seconds, dealt, runs in state.get("leases", ()):  # older snapshots have none
+        task = partition.task(name)
+        lease = core.leases.grant(partition, task, client, from_runs(runs, 0), seconds, dealt, number)
+        partition.lease(task, from_runs(runs, partition.base), lease)
     return partition

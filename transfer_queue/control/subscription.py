@@ -6,26 +6,30 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.control.arrays import Column, Rows, as_positions
 from transfer_queue.control.families import Family, Selection
+from transfer_queue.control.leases import Lease
 from transfer_queue.control.ready import ReadyQueue
 
 if TYPE_CHECKING:
     from transfer_queue.control.waiters import Line
 
-__all__ = ["CONSUMED", "FREE", "PROMISED", "Subscription", "Task"]
+__all__ = ["CONSUMED", "FREE", "LEASED", "PROMISED", "Subscription", "Task"]
 
 FREE = 0
 CONSUMED = 1
 PROMISED = 2
 """Drawn together with another rank's batch; becomes CONSUMED when its own rank asks."""
+LEASED = 3
+"""Handed out and to be acknowledged."""
 
 
 class Task:
-    """A consumer of a partition. ``taken``: FREE, CONSUMED or PROMISED, a row each.
+    """A consumer of a partition. ``taken``: FREE, CONSUMED, PROMISED or LEASED, a row each.
 
     ``batches``: (rank, batch index) -> ordinals of the rows which that rank gets each time it asks for that batch.
+    ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None before the first.
     """
 
-    __slots__ = ("batches", "deals", "name", "subscriptions", "taken")
+    __slots__ = ("batches", "deals", "lease", "leases", "name", "subscriptions", "taken")
 
     def __init__(self, name: str, taken: Column) -> None:
         self.name = name
@@ -33,6 +37,8 @@ class Task:
         self.batches: dict[tuple[int, int | str], Rows] = {}
         self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
+        self.lease: Column | None = None
+        self.leases: dict[int, Lease] = {}
 
 
 class Subscription:

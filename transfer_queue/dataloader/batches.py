@@ -45,15 +45,18 @@ def fetch_batch(
     task: str,
     sampling_config: dict[str, Any],
     wait_s: float,
+    lease_s: float | None = None,
 ) -> tuple[TensorDict | None, BatchMeta]:
-    """As `default_fetch_batch_fn`, waiting up to ``wait_s`` seconds."""
+    """As `default_fetch_batch_fn`, waiting up to ``wait_s`` seconds. ``lease_s``: see ``get_meta``."""
     try:
-        meta = client.get_meta(fields, rows, partition_id, "fetch", task, sampling_config, timeout=wait_s)
+        meta = client.get_meta(
+            fields, rows, partition_id, "fetch", task, sampling_config, timeout=wait_s, lease=lease_s
+        )
     except WaitTimeoutError:
         if not wait_s > 0:
             raise
         # A lack of rows and a controller that does not answer look the same; without a wait only the latter raises.
-        meta = client.get_meta(fields, rows, partition_id, "fetch", task, sampling_config, timeout=0)
+        meta = client.get_meta(fields, rows, partition_id, "fetch", task, sampling_config, timeout=0, lease=lease_s)
     return (client.get_data(meta) if len(meta) else None), meta
 
 

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
+from transfer_queue.client.arguments import check_lease
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client, get_client, queue_named_by
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
@@ -67,6 +68,11 @@ class StreamingDataset(IterableDataset[Any]):
       be short. RequestError if ``total_samples`` were not reached;
     - with ``should_check_consumption_status``, once the task has consumed every row that exists at that moment.
 
+    With ``lease`` > 0 rows are delivered at least once, see ``TransferQueueClient.get_meta``: a batch is acknowledged
+    when the next one is asked for, so that what a process had not worked through when it died comes again, to itself
+    or to another of the task. It has ``lease`` seconds for a batch. With worker processes that is
+    when a worker goes on to its next batch, which may be before the loader's process has had this one.
+
     Otherwise it waits. ``fetch_batch_fn`` and ``process_batch_fn`` replace `default_fetch_batch_fn` and
     `chunk_batch_fn`. Iterating again goes on after the last micro-batch; ``reset`` and ``step`` move.
 
@@ -87,6 +93,7 @@ class StreamingDataset(IterableDataset[Any]):
         process_batch_fn: ProcessFn | None = None,
         *,
         total_samples: int | None = None,
+        lease: float | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -113,12 +120,15 @@ class StreamingDataset(IterableDataset[Any]):
         self.fetch_batch_fn: FetchFn = fetch_batch_fn or default_fetch_batch_fn
         self.process_batch_fn: ProcessFn = process_batch_fn or chunk_batch_fn
         self.total_samples = total_samples
+        self.lease = check_lease("lease", lease)
         self.cursor = Cursor(0, 0)
         self.moves = 0
         """Counts ``reset``, ``step`` and ``load_state_dict``."""
         self.shared: torch.Tensor | None = None
         """With worker processes, int64 ``(2,)`` that they share: not 0 when they shall end; the batch that is next."""
         self._buffer: dict[int, Sample] = {}
+        self._unacknowledged: BatchMeta | None = None
+        """The batch that is being worked on."""
         self._own_client: TransferQueueClient | None = None
         self._attach = self._find_queue()
 
@@ -221,7 +231,11 @@ class StreamingDataset(IterableDataset[Any]):
     # ------------------------------------------------------------------------------------------------------ fetching
 
     def _await_batch(self, number: int, stopped: Callable[[], bool]) -> Sample | None:
-        """Batch ``number`` of this rank; None at the end of the stream or when stopped."""
+        """Batch ``number`` of this rank, after acknowledging the one before; None at the end of the stream or when
+        stopped."""
+        if self._unacknowledged is not None:
+            self.client.ack(self._unacknowledged, self.task_name)
+            self._unacknowledged = None
         size = self.batch_size
         if self.total_samples is not None:
             size = min(size, self.total_samples - number * self.batch_size)
@@ -296,7 +310,14 @@ class StreamingDataset(IterableDataset[Any]):
         }
         if self.fetch_batch_fn is default_fetch_batch_fn:
             td, meta = fetch_batch(
-                self.client, self.data_fields, rows, self.partition_id, self.task_name, sampling_config, wait_s
+                self.client,
+                self.data_fields,
+                rows,
+                self.partition_id,
+                self.task_name,
+                sampling_config,
+                wait_s,
+                self.lease,
             )
         else:
             td, meta = self.fetch_batch_fn(
@@ -308,7 +329,11 @@ class StreamingDataset(IterableDataset[Any]):
                 sampling_config=sampling_config,
                 batch_index=number,
             )
-        return None if td is None else (td, meta)
+        if td is None:
+            return None
+        if (self.client.default_lease if self.lease is None else self.lease) > 0:
+            self._unacknowledged = meta
+        return td, meta
 
     # --------------------------------------------------------------------------------------------------- connecting
 
@@ -353,6 +378,7 @@ class StreamingDataset(IterableDataset[Any]):
             "_attach": self._attach or self._find_queue(),
             "_own_client": None,
             "_buffer": {},
+            "_unacknowledged": None,
         }
 
     def __repr__(self) -> str:

@@ -113,6 +113,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
             polling_mode=spec.controller.polling_mode,
             sample_capacity=spec.sample_capacity,
             durability=spec.controller.durability,
+            lease_s=spec.controller.lease_seconds,
             backend=backend,
             expected_units=spec.storage.replicas,
         ),

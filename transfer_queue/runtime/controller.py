@@ -136,7 +136,7 @@ class Controller(Server):
         session, resumed = self.clients.admit(hello, connection)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
-            self.core.cancel(session.writer)
+            self.core.cancel(session.writer, None, self._loop.time())
             self._flush()
         connection.context = session
         return Welcome(
@@ -153,6 +153,8 @@ class Controller(Server):
 
     def _attributes(self, connection: Connection, session: ClientSession) -> dict[str, Any]:
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
+        if self.config.lease_s:
+            attributes["lease"] = self.config.lease_s
         if self.access is not None and self.access.limited and connection.principal is not None:
             attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
         return attributes
@@ -243,7 +245,7 @@ class Controller(Server):
                 session.announced[body.block] = body.unit
         elif isinstance(session, ClientSession) and isinstance(body, Cancel):
             if session.parked.pop(body.request, None) is not None:
-                self.core.cancel(session.writer, body.request)
+                self.core.cancel(session.writer, body.request, self._loop.time())
                 self._flush()
         elif isinstance(session, UnitSession) and isinstance(body, UnitReport):
             self.units.report(session, body)
@@ -280,7 +282,7 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
-            self.core.cancel(session.writer)
+            self.core.cancel(session.writer, None, self._loop.time())
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()
@@ -375,6 +377,7 @@ class Controller(Server):
                 by_unit.setdefault(unit, []).append(block)
             for unit, blocks in by_unit.items():
                 self._after(self.units.free, unit, self.core.unknown_blocks(unit, blocks))
+            self.core.client_gone(session.writer, now)
             self.record(SessionClosed(session.writer))
         self._flush()
 
@@ -392,6 +395,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         polling=config.polling_mode,
         sample_capacity=config.sample_capacity,
         journal=config.durability != "none",
+        lease_s=config.lease_s,
     )
     if config.security.policy_file is not None and config.backend.kind != "simple":
         raise ConfigError(

@@ -119,6 +119,7 @@ def recover(controller: Controller, journal: Journal, now: float) -> None:
     controller.units.expect_back(back)
     for client in controller.clients:
         client.lost_at = back
+    controller.core.restart_leases(now)
 
 
 def _core_records(controller: Controller, batches: Iterator[bytes]) -> Iterator[Record]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from transfer_queue.control.commands import Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.control.commands import Acknowledge, Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.entries import SavedSession
@@ -15,7 +15,7 @@ from transfer_queue.wire.messages import Hello, UnitInfo
 
 __all__ = ["ClientSession", "ClientSessions", "ParkedRequest", "UnitSession"]
 
-_MUTATING = (Commit, Fetch, SetTags, Clear, ResetConsumption)
+_MUTATING = (Commit, Fetch, Acknowledge, SetTags, Clear, ResetConsumption)
 _KEPT_REPLIES = 1024
 
 

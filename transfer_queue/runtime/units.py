@@ -107,7 +107,7 @@ class UnitRegistry:
             info = UnitInfo(unit, join.name, join.address, join.capacity, join.used, False, join.attributes)
             session = self._units[unit] = UnitSession(info, join.incarnation, connection)
             self._record(UnitRegistered(info, join.incarnation))
-            self._core.unit_joined(unit)
+            self._core.unit_joined(unit, None, now)
         else:
             if session.connection is not None:
                 session.connection.abort("the unit registered over another connection")
@@ -116,7 +116,7 @@ class UnitRegistry:
             session.info = msgspec.structs.replace(
                 session.info, address=join.address, used=join.used, attributes=join.attributes
             )
-            self._core.unit_joined(session.info.unit, inventory)
+            self._core.unit_joined(session.info.unit, inventory, now)
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"

@@ -388,6 +388,7 @@ _Command = (
     commands.Commit
     | commands.Lookup
     | commands.Fetch
+    | commands.Acknowledge
     | commands.SetTags
     | commands.Clear
     | commands.ResetConsumption

@@ -45,6 +45,7 @@ def controller_settings(queue: Queue) -> dict[str, Any]:
         "pollingMode": controller.polling_mode,
         "sampleCapacity": queue.spec.sample_capacity,
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
+        **({"leaseS": controller.lease_seconds} if controller.lease_seconds else {}),
         **(
             {"durability": controller.durability, "journal": JOURNAL_DIRECTORY}
             if controller.durability != "none"

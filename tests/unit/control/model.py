@@ -24,12 +24,24 @@ class Row:
     lengths: dict[str, int] = field(default_factory=dict)
     consumed: set[str] = field(default_factory=set)
     promised: set[str] = field(default_factory=set)
+    leased: dict[str, Lease] = field(default_factory=dict)
 
     def ready(self, fields: Any) -> bool:
         return all(name in self.cells and name not in self.lost for name in fields)
 
     def takable(self, fields: Any, task: str) -> bool:
-        return self.ready(fields) and task not in self.consumed and task not in self.promised
+        return self.ready(fields) and not self.taken(task)
+
+    def taken(self, task: str) -> bool:
+        return task in self.consumed or task in self.promised or task in self.leased
+
+
+@dataclass(eq=False)
+class Lease:
+    client: int
+    seconds: float
+    deadline: float
+    dealt: bool
 
 
 @dataclass
@@ -57,6 +69,7 @@ class Wait:
     command: Fetch | Commit
     deadline: float
     lacks_fields: bool = False
+    client: int = 7
 
 
 LATER = "later"
@@ -74,6 +87,8 @@ class Model:
         self.suspect: set[tuple[int, int]] = set()
         self.frees: list[tuple[int, int]] = []
         self.answers: dict[int, Any] = {}
+        self.now = 0.0
+        self.leases: list[Lease] = []  # in the order of their beginning, those that are over too
 
     # --------------------------------------------------------------------------------------------------- commands
 
@@ -147,9 +162,9 @@ class Model:
         part.rows.append(row)
         return row
 
-    def fetch(self, command: Fetch, request: int, deadline: float) -> Any:
+    def fetch(self, command: Fetch, request: int, deadline: float, client: int = 7) -> Any:
         part = self.parts.get(command.partition)
-        wait = Wait(request, command, deadline)
+        wait = Wait(request, command, deadline, client=client)
         if part is not None:
             blocked = any(not other.lacks_fields for other in self._line(command))
             got = self._draw(part, wait, not blocked)
@@ -181,9 +196,7 @@ class Model:
             if not all(row.ready(command.fields) for row in dealt):
                 wait.lacks_fields = True
                 return None
-            for row in dealt:
-                row.consumed.add(command.task)
-                row.promised.discard(command.task)
+            self._hand_out([row for row in dealt if command.task not in row.consumed], wait, True)
             return dealt
         if not may_take:
             return None
@@ -208,10 +221,51 @@ class Model:
                 for row in share:
                     row.promised.add(command.task)
             rows = shares[draw.rank]
-        for row in rows:
-            row.consumed.add(command.task)
-            row.promised.discard(command.task)
+        self._hand_out(rows, wait, draw.batch is not None)
         return rows
+
+    def _hand_out(self, rows: list[Row], wait: Wait, dealt: bool) -> None:
+        command = wait.command
+        assert isinstance(command, Fetch)
+        seconds = command.lease_s or 0.0
+        lease = Lease(wait.client, seconds, self.now + seconds, dealt)
+        self.leases.append(lease)
+        for row in rows:
+            row.promised.discard(command.task)
+            if seconds:
+                row.leased[command.task] = lease
+            else:
+                row.consumed.add(command.task)
+                row.leased.pop(command.task, None)
+
+    def acknowledge(self, name: str, task: str, indexes: list[int]) -> None:
+        part = self.parts.get(name)
+        for row in part.rows if part is not None else []:
+            if row.index in indexes:
+                row.consumed.add(task)
+                row.promised.discard(task)
+                row.leased.pop(task, None)
+
+    def client_gone(self, client: int) -> None:
+        self._leave([wait for wait in self.waits if wait.client == client])
+        for name in list(self.parts):
+            for lease in [lease for lease in self.leases if lease.client == client]:
+                self._end(lease, name)
+
+    def _end(self, lease: Lease, name: str) -> None:
+        """The rows of the partition that are under it go back."""
+        part = self.parts[name]
+        for task in {task for row in part.rows for task in row.leased}:
+            rows = [row for row in part.rows if row.leased.get(task) is lease]
+            groups = {row.ordinal // self.sampler.group for row in rows} if not lease.dealt else set()
+            for row in part.rows:
+                if row in rows:
+                    del row.leased[task]
+                    if lease.dealt:
+                        row.promised.add(task)
+                elif self.sampler.group > 1 and row.ordinal // self.sampler.group in groups:
+                    row.consumed.discard(task)
+        self._serve(name)
 
     def clear(self, name: str, chosen: Callable[[Row], bool] | None) -> None:
         part = self.parts.get(name)
@@ -236,6 +290,7 @@ class Model:
         for row in part.rows:
             row.consumed = set() if task is None else row.consumed - {task}
             row.promised = set() if task is None else row.promised - {task}
+            row.leased = {} if task is None else {name: row.leased[name] for name in row.leased if name != task}
         part.dealt = {key: rows for key, rows in part.dealt.items() if task is not None and key[0] != task}
         self._serve(name)
 
@@ -278,12 +333,19 @@ class Model:
     def restart(self) -> None:
         """Connections are gone, state is back, units have yet to confirm what they hold."""
         self.waits.clear()
+        for lease in self.leases:
+            lease.deadline = self.now + lease.seconds
         self.suspect = self._blocks()
 
     def cancel(self, request: int) -> None:
         self._leave([wait for wait in self.waits if wait.request == request])
 
     def tick(self, now: float) -> None:
+        self.now = now
+        for lease in sorted(self.leases, key=lambda lease: lease.deadline):
+            if lease.deadline <= now:
+                for name in list(self.parts):
+                    self._end(lease, name)
         for wait in sorted(self.waits, key=lambda wait: wait.deadline):
             if wait.deadline <= now and wait in self.waits:
                 commit = isinstance(wait.command, Commit)

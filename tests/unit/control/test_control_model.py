@@ -45,7 +45,13 @@ _tags = st.one_of(st.none(), st.dictionaries(st.sampled_from(["total_lengths", "
 _positions = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 
+_leases = st.sampled_from([0.0, 0.0, 6.0, 20.0])
+_clients = st.sampled_from([7, 7, 8])
+
 _EVENTS = [
+    "acknowledge",
+    "acknowledge",
+    "client_is_gone",
     "clear_indexes",
     "clear_indexes",
     "clear_keys",
@@ -145,21 +151,36 @@ class History(RuleBasedStateMachine):
         rank=st.integers(0, 1),
         batch=st.sampled_from([0, 0, 1, 2]),
         ranked=st.booleans(),
+        lease=_leases,
+        client=_clients,
     )
     def fetch(
-        self, name: str, fields: list[str], size: int, task: str, wait: float, rank: int, batch: int, ranked: bool
+        self,
+        name: str,
+        fields: list[str],
+        size: int,
+        task: str,
+        wait: float,
+        rank: int,
+        batch: int,
+        ranked: bool,
+        lease: float,
+        client: int,
     ) -> None:
-        self.draw(c.Fetch(name, fields, size, task, wait, {"dp_rank": rank, "batch_index": batch} if ranked else {}))
+        params = {"dp_rank": rank, "batch_index": batch} if ranked else {}
+        self.draw(c.Fetch(name, fields, size, task, wait, params, lease_s=lease), client)
 
-    def draw(self, command: c.Fetch) -> None:
+    def draw(self, command: c.Fetch, client: int = 7) -> None:
         grouped = isinstance(self.sampler, GRPOGroupNSampler)
         size = command.batch_size + -command.batch_size % self.sampler.group
         params = command.params
         if not params and not grouped:
             params = {"dp_rank": 0, "batch_index": 0}
-        command = c.Fetch(command.partition, command.fields, size, command.task, command.timeout_s, params)
+        command = msgspec.structs.replace(command, batch_size=size, params=params)
         deadline = self.now + command.timeout_s if command.timeout_s else 0.0
-        self.compare(command, lambda: self.model.fetch(command, self.requests, deadline), self.check_batch)
+        self.compare(
+            command, lambda: self.model.fetch(command, self.requests, deadline, client), self.check_batch, client
+        )
 
     @rule(name=st.just("p"), task=st.just("t"), rank=st.integers(0, 1), batch=st.integers(0, 1), wait=st.just(30.0))
     def wait_for_two(self, name: str, task: str, rank: int, batch: int, wait: float) -> None:
@@ -203,10 +224,21 @@ class History(RuleBasedStateMachine):
         self.model.tick(self.now)
 
     def client_goes(self, data: st.DataObject) -> None:
-        waiting = [wait.request for wait in self.model.waits] or [self.requests]
-        request = data.draw(st.sampled_from(waiting))
-        self.core.cancel(7, request)
+        waiting = [(wait.client, wait.request) for wait in self.model.waits] or [(7, self.requests)]
+        client, request = data.draw(st.sampled_from(waiting))
+        self.core.cancel(client, request)
         self.model.cancel(request)
+
+    def client_is_gone(self, data: st.DataObject) -> None:
+        client = data.draw(_clients)
+        self.core.client_gone(client, self.now)
+        self.model.client_gone(client)
+
+    def acknowledge(self, data: st.DataObject) -> None:
+        name, task = data.draw(_partitions), data.draw(_tasks)
+        chosen = self.some_indexes(name, data)
+        command = c.Acknowledge(name, task, i64(*chosen, 10**9))
+        self.compare(command, lambda: self.model.acknowledge(name, task, chosen))
 
     def unit_is_lost(self, data: st.DataObject) -> None:
         unit = data.draw(st.integers(1, 2))
@@ -232,13 +264,14 @@ class History(RuleBasedStateMachine):
             core.restore(self.snapshot[0])
             records = records[self.snapshot[1] :]
         core.replay(records)
+        core.restart_leases(self.now)
         assert core.fingerprint() == fingerprint
         self.core = core
         self.model.restart()
 
     # -------------------------------------------------------------------------------------------------- comparison
 
-    def compare(self, command: c.Command, model: Any, check: Any = lambda *_: None) -> None:
+    def compare(self, command: c.Command, model: Any, check: Any = lambda *_: None, client: int = 7) -> None:
         self.requests += 1
         before = self.core.describe()
         try:
@@ -247,7 +280,7 @@ class History(RuleBasedStateMachine):
             expected = refused
         error: TransferQueueError | None
         try:
-            reply = self.core.apply(command, self.now, client=7, request=self.requests)
+            reply = self.core.apply(command, self.now, client=client, request=self.requests)
         except TransferQueueError as raised:
             error = raised
         else:
