@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import msgspec
 import typer
 
-from transfer_queue.cli import data, diagnosis
+from transfer_queue.cli import data, diagnosis, storage
 from transfer_queue.cli.faults import console, faults
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_running, stop_running
@@ -114,6 +114,7 @@ def version() -> None:
 
 for command in (
     diagnosis.top,
+    storage.drain,
     data.ls,
     data.get,
     data.put,

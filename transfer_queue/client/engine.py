@@ -100,6 +100,11 @@ class Engine:
     def address(self) -> str:
         return self._session.address
 
+    @property
+    def takers(self) -> int:
+        """How many storage units take new blocks."""
+        return self._placement.takers
+
     def descriptors(self) -> list[int]:
         """Sockets that a forked child must close."""
         connections = [*self._connections, *self._session.connections()]
@@ -319,6 +324,10 @@ class Engine:
         """See ControllerSession.transfer; returns the payload of the reply."""
         return (await self._session.transfer(message, payload, timeout_s))[1]
 
+    async def ask(self, message: Any, timeout_s: float) -> Any:
+        """The reply to a request that may be repeated or lost. Raises as ``transfer``."""
+        return (await self._session.transfer(message, (), timeout_s))[0]
+
     async def read_blocks(self, blocks: Sequence[tuple[int, int, int]], timeout_s: float) -> Fetched:
         """Blocks given as (unit, block, bytes), all of each. Raises as ``load`` does, at once."""
         backend = await self._ready_backend()
@@ -343,6 +352,11 @@ class Engine:
                 await self.discard_blocks(stored)
                 raise result
         return stored
+
+    async def store_whole(self, block: EncodedBlock, wait_s: float) -> tuple[BlockRef, UnitInfo]:
+        """Store a block undivided, without a commit. Raises CapacityError, ConnectionLostError."""
+        backend = await self._ready_backend()
+        return await self._store_one(backend, block, 0, wait_s)
 
     async def discard_blocks(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
         """Drop what ``store_blocks`` stored."""

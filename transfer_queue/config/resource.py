@@ -291,6 +291,11 @@ class Storage(Part):
         default=Quantity(defaults.STORAGE_CAPACITY),
         description="Memory for rows in each storage unit (simple backend).",
     )
+    drain_seconds: Annotated[int, Between(0, 86400)] = Field(
+        default=defaults.DRAIN_SECONDS,
+        description="How long a storage unit that is taken away may take to move its rows to the others; 0: it does "
+        "not, and changes that end one wait until the queue is empty.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -41,7 +41,7 @@ from transfer_queue.control.indexes import IndexSpace
 from transfer_queue.control.leases import Lease, Leases
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.puts import Put, check_put
-from transfer_queue.control.records import PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
+from transfer_queue.control.records import BlocksMoved, PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
 from transfer_queue.control.replay import replay
 from transfer_queue.control.serving import Serving
 from transfer_queue.control.subscription import CONSUMED, Task
@@ -260,6 +260,22 @@ class ControlCore:
         if lost:
             for partition in self.partitions.values():
                 self.serving.serve_lacking(partition)
+
+    def move_blocks(self, unit: int, moves: list[tuple[int, int, int]]) -> list[int]:
+        """Rows of blocks of ``unit`` lie in copies from now on: (block, unit of its copy, block of its copy).
+
+        Returns the blocks that had rows, which are freed. Raises DataLostError, and then nothing changed.
+        """
+        lost = sorted({unit, *(move[1] for move in moves)} & self.units.lost)
+        if lost:
+            raise DataLostError(f"storage unit {lost[0]} was lost while its blocks were moved or got blocks")
+        blocks, units, copies = [list(column) for column in zip(*moves, strict=True)] if moves else ([], [], [])
+        moved = self.units.move(unit, blocks, units, copies)
+        self.log.origin = (0, 0)
+        if moved and self.log.journaling:
+            self.log.record(BlocksMoved(unit, blocks, units, copies))
+        self.log.free(unit, moved)
+        return moved
 
     def unknown_blocks(self, unit: int, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that no row refers to. A put that is not committed yet is among them: ask again after

@@ -16,6 +16,7 @@ from transfer_queue.control.schema import FieldSchema
 __all__ = [
     "AnyRecord",
     "BatchAssigned",
+    "BlocksMoved",
     "CellsWritten",
     "ConsumptionReset",
     "LeaseEnded",
@@ -132,6 +133,15 @@ class UnitJoined(Record, frozen=True, tag=True):
     lost: list[int]
 
 
+class BlocksMoved(Record, frozen=True, tag=True):
+    """``blocks`` of ``unit`` are now the blocks ``copies`` of the units ``units``."""
+
+    unit: int
+    blocks: list[int]
+    units: list[int]
+    copies: list[int]
+
+
 class StateAdopted(Record, frozen=True, tag=True):
     """The queue had no partitions and took over this state, of a checkpoint."""
 
@@ -152,6 +162,7 @@ AnyRecord: TypeAlias = (
     | RowsCleared
     | UnitLost
     | UnitJoined
+    | BlocksMoved
     | StateAdopted
 )
 """What a decoder of journal files takes: ``msgspec.msgpack.Decoder(AnyRecord)``."""

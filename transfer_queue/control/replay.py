@@ -9,6 +9,7 @@ from transfer_queue.control.arrays import from_runs, row_count
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.records import (
     BatchAssigned,
+    BlocksMoved,
     CellsWritten,
     ConsumptionReset,
     LeaseEnded,
@@ -103,6 +104,10 @@ def _unit_joined(core: ControlCore, record: UnitJoined) -> None:
     core.units.join(record.unit, record.restored, record.lost)
 
 
+def _blocks_moved(core: ControlCore, record: BlocksMoved) -> None:
+    core.units.move(record.unit, record.blocks, record.units, record.copies)
+
+
 def _state_adopted(core: ControlCore, record: StateAdopted) -> None:
     from transfer_queue.control.checkpoint import load
 
@@ -128,5 +133,6 @@ _STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
     RowsCleared: _rows_cleared,
     UnitLost: _unit_lost,
     UnitJoined: _unit_joined,
+    BlocksMoved: _blocks_moved,
     StateAdopted: _state_adopted,
 }

@@ -49,6 +49,19 @@ class Units:
         mask = self._blocks.mask(found)
         return [(partition, partition.restore(mask)) for partition in self._partitions.values()] if len(found) else []
 
+    def move(self, unit: int, blocks: list[int], units: list[int], copies: list[int]) -> list[int]:
+        """Rows in ``blocks`` of ``unit`` lie in ``copies`` on ``units`` from now on. Returns the blocks that were known
+        there, which are free now."""
+        copy_of = {block: copy for block, *copy in zip(blocks, units, copies, strict=True)}
+        table = self._blocks
+        moved = []
+        for slot in table.find(unit, blocks).tolist():
+            block = table.block.items[slot]
+            table.unit.items[slot], table.block.items[slot] = copy_of[block]
+            table.suspect.items[slot] = 0
+            moved.append(block)
+        return moved
+
     def _mark_lost(self, slots: Ints) -> None:
         if len(slots):
             mask = self._blocks.mask(slots)

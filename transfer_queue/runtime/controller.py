@@ -27,6 +27,7 @@ from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.counters import ControllerCounters
+from transfer_queue.runtime.drains import Drains
 from transfer_queue.runtime.durable import GroupCommit
 from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
 from transfer_queue.runtime.http import Page, StatusServer
@@ -46,13 +47,16 @@ from transfer_queue.wire.messages import (
     Cancel,
     Capture,
     ControllerRequest,
+    Drain,
     EndCapture,
     Envelope,
     Hello,
     Holding,
     Join,
     Look,
+    Relocate,
     ReportOrphans,
+    Retire,
     Trace,
     UnitReport,
     UnitsChanged,
@@ -93,6 +97,7 @@ class Controller(Server):
         )
         self.checkpoints = Checkpoints(core, self.units, self._after)
         self.tickets = Tickets()
+        self.drains = Drains(core, self.units)
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
         self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
@@ -194,6 +199,8 @@ class Controller(Server):
             return Value(picture(self))
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
+        if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
+            return self.drains.serve(session, body, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
             if self.access is not None and self.access.limited:

@@ -38,6 +38,7 @@ def picture(controller: Controller) -> dict[str, Any]:
             "used": unit.info.used,
             "blocks": unit.blocks,
             "connected": unit.connection is not None,
+            "draining": unit.draining,
         }
         for unit in controller.units
     ]

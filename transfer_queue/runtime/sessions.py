@@ -146,3 +146,6 @@ class UnitSession:
     connection: Connection | None
     lost_at: float = 0.0
     blocks: int = 0
+    draining: bool = False
+    retired: bool = False
+    """Drained and about to end: it is forgotten with its connection."""

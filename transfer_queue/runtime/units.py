@@ -87,7 +87,7 @@ class UnitRegistry:
     def infos(self) -> list[UnitInfo]:
         """Units as clients shall see them: a disconnected one takes no new blocks."""
         return [
-            session.info if session.connection else msgspec.structs.replace(session.info, draining=True)
+            msgspec.structs.replace(session.info, draining=session.draining or session.connection is None)
             for session in self._units.values()
         ]
 
@@ -117,6 +117,7 @@ class UnitRegistry:
                 session.info, address=join.address, used=join.used, attributes=join.attributes
             )
             self._core.unit_joined(session.info.unit, inventory, now)
+        session.draining = session.retired = False
         session.connection = connection
         connection.context = session
         connection.peer = f"storage unit {join.name}"
@@ -156,8 +157,38 @@ class UnitRegistry:
         if session.connection is connection:
             session.connection = None
             session.lost_at = now
-            self._core.unit_suspect(session.info.unit)
+            if session.retired:
+                del self._units[session.info.unit]
+            else:
+                self._core.unit_suspect(session.info.unit)
             self._changed()
+
+    # ------------------------------------------------------------------------------------------------------- draining
+
+    def drain(self, name: str, stop: bool) -> UnitSession:
+        """The unit of that name takes no new blocks, or with ``stop`` some again. Raises RequestError."""
+        session = next((item for item in self if item.info.name == name), None)
+        if session is None:
+            known = ", ".join(sorted(item.info.name for item in self)) or "none"
+            raise RequestError(f"there is no storage unit {name!r}; there are: {known}")
+        if session.draining == stop:
+            session.draining = not stop
+            if session.retired:
+                session.retired = False
+                self._core.unit_joined(session.info.unit)
+            self._changed()
+        return session
+
+    def retire(self, unit: int, now: float) -> bool:
+        """An empty, draining unit is about to end; False: it is neither."""
+        session = self._units.get(unit)
+        if session is None or session.retired:
+            return session is not None
+        if not session.draining or len(self._core.blocks.slots_of_unit(unit)):
+            return False
+        session.retired = True
+        self._core.unit_lost(unit, now)
+        return True
 
     def expire(self, before: float, now: float) -> None:
         """Give up units that have been away since earlier than ``before``, and blocks that nobody committed."""
@@ -173,7 +204,7 @@ class UnitRegistry:
     def saved(self) -> tuple[list[SavedUnit], list[SavedUnit], int]:
         """Units, those that were given up, and the next number."""
         units, lost = (
-            [SavedUnit(session.info, session.incarnation) for session in sessions.values()]
+            [SavedUnit(session.info, session.incarnation) for session in sessions.values() if not session.retired]
             for sessions in (self._units, self._lost)
         )
         return units, lost, self._next_unit

@@ -26,6 +26,7 @@ __all__ = [
     "Captured",
     "ControllerReply",
     "ControllerRequest",
+    "Drain",
     "EndCapture",
     "Envelope",
     "Extent",
@@ -45,7 +46,9 @@ __all__ = [
     "Read",
     "ReadPart",
     "Release",
+    "Relocate",
     "ReportOrphans",
+    "Retire",
     "Seal",
     "Stats",
     "Stored",
@@ -230,6 +233,35 @@ class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
     """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done."""
 
 
+class Drain(Message, frozen=True, tag=True, omit_defaults=True):
+    """No new blocks for the storage unit called ``name`` (``stop``: again some, it is not to be drained).
+
+    Answer: Value({unit: number, blocks: i64 bytes, nbytes: i64 bytes}), blocks that rows refer to there, ``most`` at
+    most. Holds until the unit joins anew. RequestError for an unknown name.
+    """
+
+    name: str
+    most: int = 0
+    stop: bool = False
+
+
+class Relocate(Message, frozen=True, tag=True, omit_defaults=True):
+    """This client has stored copies of blocks of ``unit``; rows shall lie there from now on. ``moves``: (block, unit
+    of its copy, block of its copy). Answer: Value(list), those blocks whose rows moved; the others have none left."""
+
+    unit: int
+    moves: list[tuple[int, int, int]]
+
+
+class Retire(Message, frozen=True, tag=True, omit_defaults=True):
+    """The drained unit is about to end: commits that name it are refused, so that their writers store elsewhere.
+
+    Answer: Value(bool); False: it is not empty.
+    """
+
+    unit: int
+
+
 class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
     """Notice to clients: the storage units are now these."""
 
@@ -405,6 +437,9 @@ ControllerRequest = (
     Capture
     | EndCapture
     | Adopt
+    | Drain
+    | Relocate
+    | Retire
     | Hello
     | Announce
     | Look

@@ -12,6 +12,7 @@ from tq_operator.admission.injection import inject, patch, wanted_queue
 from tq_operator.api.binding import Binding
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
+from transfer_queue.config.quantity import Quantity
 from transfer_queue.errors import ConfigError
 
 __all__ = [
@@ -124,7 +125,8 @@ def validate_queue(review: Review) -> dict[str, Any]:
     except ConfigError:  # of an older schema: it cannot be running
         return allow(review)
     used = _at(review.previous, "status", "storage", "used")
-    problem = lossy_change(before, after, used not in (None, "0"))
+    stored = 0 if used in (None, "0") else int(Quantity(used))
+    problem = lossy_change(before, after, stored > 0, stored)
     return deny(review, problem) if problem else allow(review)
 
 

@@ -36,6 +36,8 @@ CONFIG_ANNOTATION = f"{GROUP}/config"
 
 # Memory of a storage unit beside its rows: the interpreter, connections, receive buffers.
 _UNIT_OVERHEAD = 512 * MIB
+_END_SECONDS = 30
+"""For the process to end after its drain."""
 _MASTER_READY = (
     "import sys,urllib.request as u;"
     "h=u.build_opener(u.ProxyHandler({{}}));"
@@ -156,6 +158,8 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ],
         volumes=volumes,
         capabilities=capabilities,
+        before_stop=_python("transfer_queue.client.draining", "storage.yaml") if part.drain_seconds else [],
+        stop_seconds=part.drain_seconds + _END_SECONDS if part.drain_seconds else 0,
     )
     template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
     chosen = selector(queue.name, "storage")

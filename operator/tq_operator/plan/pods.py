@@ -31,6 +31,10 @@ class Container:
     env: list[Manifest] = field(default_factory=list)
     volumes: Mapping[str, tuple[str, Manifest]] = field(default_factory=dict)
     """Volume name -> (mount path, volume source)."""
+    before_stop: list[str] = field(default_factory=list)
+    """What runs before the process is told to end."""
+    stop_seconds: int = 0
+    """How long all of that may take; 0: the cluster's default."""
     capabilities: tuple[str, ...] = ()
 
 
@@ -94,12 +98,15 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                     for volume, (path, source) in volumes.items()
                 ],
                 **container.probes,
+                **({"lifecycle": {"preStop": {"exec": {"command": hook}}}} if (hook := container.before_stop) else {}),
             },
             *part.extra_containers,
         ],
         # Those without a source come from the claim templates of the StatefulSet.
         "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items() if source],
     }
+    if container.stop_seconds:
+        spec["terminationGracePeriodSeconds"] = container.stop_seconds
     if part.node_selector:
         spec["nodeSelector"] = dict(part.node_selector)
     if part.tolerations:

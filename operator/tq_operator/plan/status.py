@@ -45,7 +45,7 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
     decided = queue.decided
     if problem is None and decided and decided.reason == "RdmaUnavailable":
         problem = Problem(decided.reason, decided.message)
-    conditions = _conditions(parts, problem, seen.held)
+    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen))
     if decided and decided.available:
         conditions.append(("RdmaAvailable", decided.available, decided.reason, decided.message))
     storage = parts["storage"]
@@ -111,7 +111,18 @@ def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
     return PartStatus(replicas=replicas, ready=ready, summary=f"{ready}/{replicas}")
 
 
-def _conditions(parts: Mapping[str, PartStatus], problem: Problem | None, held: str) -> list[tuple[str, Any, str, str]]:
+def _leaving(queue: Queue, seen: Observation) -> list[str]:
+    """Storage pods that move their rows to the others, and then stop."""
+    if not queue.spec.storage.drain_seconds:
+        return []
+    ending = [pod["metadata"] for pod in seen.pods if "deletionTimestamp" in pod["metadata"]]
+    prefix = queue.child("storage") + "-"
+    return sorted(metadata["name"] for metadata in ending if metadata["name"].startswith(prefix))
+
+
+def _conditions(
+    parts: Mapping[str, PartStatus], problem: Problem | None, held: str, leaving: Sequence[str]
+) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
     waiting = f"Not ready yet: {', '.join(missing)}."
     if missing:
@@ -121,6 +132,9 @@ def _conditions(parts: Mapping[str, PartStatus], problem: Problem | None, held: 
         ready = ("Ready", "True", "AllReady", "All parts are ready.")
     if held:
         progress = ("Progressing", "False", "Held", held)
+    elif leaving:
+        words = f"The rows of {', '.join(leaving)} are moved to the other storage units."
+        progress = ("Progressing", "True", "Draining", words)
     elif missing:
         progress = ("Progressing", "True", "PodsNotReady", waiting)
     else:

@@ -1,6 +1,8 @@
 """What to write next for a queue. Pure: the observed children in, the writes and what stands in their way out.
 
-A write that would restart a process whose rows live in its memory is held back while there are rows.
+A write that would end a process whose rows live in its memory is held back while there are rows, unless they outlive
+it: a storage pod moves them to the others before it stops, if those have room, and a controller with a journal on a
+volume takes them up again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ PAUSE = f"{GROUP}/pause"
 _TEMPLATE = f"{GROUP}/template"
 """On Deployments and StatefulSets: hash of the pod template; another one restarts the pods."""
 _WORKLOADS = ("Deployment", "StatefulSet")
+_FILL = 0.9
+"""Of the storage that stays: how full moved rows may make it."""
 
 Children = Mapping[tuple[str, str], Manifest]
 """Observed objects by (kind, name)."""
@@ -45,8 +49,9 @@ def wanted_children(queue: Queue, images: Images) -> list[Manifest]:
     return [stamped(_marked(child)) for child in desired_children(queue, images)]
 
 
-def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool) -> Step:
-    """``children``: everything that has the name of a wanted child, and everything that carries the queue's labels."""
+def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool, used: int | None = None) -> Step:
+    """``children``: everything that has the name of a wanted child, and everything that carries the queue's labels.
+    ``used``: bytes in storage, None if unknown."""
     if queue.annotations.get(PAUSE) == "true":
         return Step(held=f"Paused by the annotation {PAUSE}; remove it to go on.")
     wanted = {_key(child): child for child in wanted_children(queue, images)}
@@ -63,37 +68,97 @@ def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool
         for key, child in children.items()
         if key not in wanted and not foreign_owner(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
     ]
-    lossy = [_why(child, children.get(_key(child))) for child in apply]
+    waits = ""
+    if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
+        apply, waits = _one_at_a_time(apply, children)
+    lossy = [_why(child, children.get(_key(child)), queue, used) for child in apply]
     lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in _WORKLOADS]
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
         return Step(missing, (), problems, _advice(queue.name, [why for why in lossy if why]))
-    return Step(apply, surplus, problems)
+    return Step(apply, surplus, problems, waits)
 
 
-def lossy_change(before: Queue, after: Queue, holds_rows: bool) -> str:
+def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None = None) -> str:
     """Why the change of the spec must not be made now, with what to do instead; empty if it may."""
     if not holds_rows or after.annotations.get(ALLOW_LOSS) == "true":
         return ""
     images = Images("-", "-")
     old = {_key(child): child for child in wanted_children(before, images)}
     new = {_key(child): child for child in wanted_children(after, images)}
-    lossy = [_why(child, old.get(key)) for key, child in new.items()]
+    lossy = [_why(child, old.get(key), after, used) for key, child in new.items()]
     lossy += [f"removes {name}" for kind, name in old if kind in _WORKLOADS and (kind, name) not in new]
     return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
 
 
-def _why(child: Manifest, observed: Manifest | None) -> str:
+def _restarts(child: Manifest, observed: Manifest | None) -> bool:
+    """Whether applying ``child`` ends the pods that there are."""
+    if observed is None or child["kind"] not in _WORKLOADS:
+        return False
+    mark = observed["metadata"].get("annotations", {}).get(_TEMPLATE)
+    return bool(mark is not None and mark != child["metadata"]["annotations"][_TEMPLATE])
+
+
+def _one_at_a_time(apply: Sequence[Manifest], children: Children) -> tuple[list[Manifest], str]:
+    """Storage pods cannot move their rows while the controller starts: their update waits for it."""
+    for kind, name in [key for key in children if key[0] == "Deployment"]:
+        status = children[kind, name].get("status", {})
+        wanted = children[kind, name]["spec"].get("replicas", 1)
+        settled = status.get("observedGeneration", 0) >= children[kind, name]["metadata"].get("generation", 1)
+        ready = min(status.get("updatedReplicas", 0), status.get("readyReplicas", 0))
+        restarting = any(_key(child) == (kind, name) and _restarts(child, children[kind, name]) for child in apply)
+        if restarting or not settled or ready < wanted:
+            storage = {_key(c) for c in apply if c["kind"] == "StatefulSet" and _restarts(c, children.get(_key(c)))}
+            if storage:
+                names = ", ".join(sorted(name for _, name in storage))
+                words = f"The update of {names} waits until {name} is ready, so that rows can be moved."
+                return [child for child in apply if _key(child) not in storage], words
+    return list(apply), ""
+
+
+def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | None) -> str:
     """What applying ``child`` loses; empty if nothing."""
     if observed is None or child["kind"] not in _WORKLOADS:
         return ""
-    name = child["metadata"]["name"]
-    mark = observed["metadata"].get("annotations", {}).get(_TEMPLATE)
-    if mark is not None and mark != child["metadata"]["annotations"][_TEMPLATE]:
-        return f"restarts {name}"
-    fewer = child["spec"]["replicas"] < observed["spec"].get("replicas", 1)
-    return f"removes storage units of {name}" if fewer else ""
+    name, wanted, running = child["metadata"]["name"], child["spec"]["replicas"], observed["spec"].get("replicas", 1)
+    storage = name == queue.child("storage")
+    if _restarts(child, observed):
+        left = min(wanted, running - 1)
+        movable = _shape(child) == _shape(observed) and _moves_rows(observed, queue, left, used)
+        safe = movable if storage else _keeps_rows(child, observed)
+        return "" if safe else f"restarts {name}"
+    if wanted < running and not (storage and _moves_rows(observed, queue, wanted, used)):
+        return f"removes storage units of {name}"
+    return ""
+
+
+def _moves_rows(observed: Manifest, queue: Queue, left: int, used: int | None) -> bool:
+    """Whether the storage pods that there are move their rows before they stop, and ``left`` others have room."""
+    hook = any("lifecycle" in container for container in _pod(observed)["containers"])
+    return hook and left > 0 and used is not None and used <= _FILL * left * queue.spec.unit_capacity
+
+
+def _shape(workload: Manifest) -> tuple[str, list[str]]:
+    """What a storage pod of another size or backend differs in."""
+    pod = _pod(workload)
+    memory = str(pod["containers"][0]["resources"].get("requests", {}).get("memory"))
+    return memory, sorted(volume["name"] for volume in pod.get("volumes", []))
+
+
+def _keeps_rows(child: Manifest, observed: Manifest) -> bool:
+    """Whether the controller that starts takes up what the one before it left on a volume."""
+    return _claims(child) != set() and _claims(child) == _claims(observed)
+
+
+def _claims(workload: Manifest) -> set[str]:
+    claims = [volume.get("persistentVolumeClaim") for volume in _pod(workload).get("volumes", [])]
+    return {claim["claimName"] for claim in claims if claim}
+
+
+def _pod(workload: Manifest) -> Manifest:
+    spec: Manifest = workload["spec"]["template"]["spec"]
+    return spec
 
 
 def _advice(name: str, lossy: Sequence[str]) -> str:

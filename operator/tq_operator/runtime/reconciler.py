@@ -164,7 +164,7 @@ class Reconciler:
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
             return True
         seen, queue = self._observe(queue, previous)
-        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous))
+        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous), seen.used)
         if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
             queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
         children, problems = self._write(queue, step, dict(seen.children))

@@ -104,8 +104,8 @@ REFUSALS = [
     (
         f"{{{SIMPLE}, storage: {{capacty: 1Gi}}}}",
         'unknown field "spec.storage.capacty"; did you mean capacity? allowed: affinity, '
-        "annotations, capacity, env, extraContainers, image, metricsPort, nodeSelector, port, replicas, resources, "
-        "tolerations, topologySpread",
+        "annotations, capacity, drainSeconds, env, extraContainers, image, metricsPort, nodeSelector, port, replicas, "
+        "resources, tolerations, topologySpread",
     ),
     (f"{{{SIMPLE}, storage: {{replicas: two}}}}", 'spec.storage.replicas: "two" must be of type integer'),
     (f"{{{SIMPLE}, storage: {{replicas: true}}}}", "spec.storage.replicas: true must be of type integer"),

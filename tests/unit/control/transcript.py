@@ -7,6 +7,7 @@ A line that starts with ``>`` is input, those below it up to the next are what i
     commit p {keys: [a, b], fields: [x, y], blocks: [1/7*2]}   block 7 of 2 rows on unit 1
     fetch#3 p {fields: [x], size: 2, task: t, wait: 5}     request 3 (of client 1)
     lookup p …, clear p …, tags p …, reset p …, keys p, partitions, produced p …, consumed p …, counts p
+    move 1 [[7, 2, 9]]                                     block 7 of unit 1 is block 9 of unit 2 now
     cancel 3 / unit-lost 1 / unit-joined 1 [7, 8] / unknown 1 [7, 8]
     state / restart                                        the whole state; the state rebuilt from the journal
 
@@ -121,6 +122,12 @@ class _Session:
     def _do_unit_joined(self, unit: int, inventory: list[int] | None = None) -> list[str]:
         self.core.unit_joined(unit, inventory)
         return []
+
+    def _do_move(self, unit: int, moves: list[list[int]]) -> list[str]:
+        try:
+            return [_join(self.core.move_blocks(unit, [(old, to, new) for old, to, new in moves]))]
+        except TransferQueueError as error:
+            return [f"{type(error).__name__}: {error}"]
 
     def _do_unknown(self, unit: int, blocks: list[int]) -> list[str]:
         return [_join(self.core.unknown_blocks(unit, blocks))]

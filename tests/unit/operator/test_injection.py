@@ -268,6 +268,14 @@ def test_a_change_that_would_lose_rows_is_refused_with_what_to_do(used: str, all
         assert "kubectl annotate transferqueue quickstart transferqueue.io/allow-data-loss=true" in words
 
 
+@pytest.mark.parametrize(("used", "allowed"), [("3Mi", True), ("1.5Gi", False)])
+def test_storage_units_are_taken_away_if_the_others_have_room_for_their_rows(used: str, allowed: bool) -> None:
+    two, one = (f"{{backend: {{simple: {{}}}}, storage: {{replicas: {count}, capacity: 1Gi}}}}" for count in (2, 1))
+    response = validate_queue(read_review(update(two, one, used)))["response"]
+    assert response["allowed"] is allowed
+    assert allowed or "This change removes storage units of quickstart-storage" in response["status"]["message"]
+
+
 def test_rows_that_are_given_up_stand_in_the_way_of_nothing() -> None:
     given_up = {"transferqueue.io/allow-data-loss": "true"}
     review = read_review(update("{backend: {simple: {}}}", "{backend: {ray: {}}}", "3Mi", **given_up))

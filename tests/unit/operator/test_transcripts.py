@@ -30,6 +30,8 @@ class World:
         self.used: int | None = None
         self.capacity: int | None = None
         self.works = True
+        self.leaving: list[str] = []
+        self.starting = False  # pods that are made do not get ready
         self.lines: list[str] = []
 
     def change(self, what: str, spec: str | None = None, **annotations: str) -> None:
@@ -53,7 +55,7 @@ class World:
         running = self.status.get("transport") if same else None
         decided = choose_transport(queue.spec, self.capacity, running, self.works)
         queue = replace(queue, decided=decided)
-        step = next_step(queue, self.images, self.children, bool(self.used))
+        step = next_step(queue, self.images, self.children, bool(self.used), self.used)
         for child in step.apply:
             key = child["kind"], child["metadata"]["name"]
             self.lines.append(f"  {'apply' if key in self.children else 'create'} {' '.join(key)}")
@@ -61,7 +63,8 @@ class World:
         for child in step.delete:
             self.lines.append(f"  delete {child['kind']} {child['metadata']['name']}")
             del self.children[child["kind"], child["metadata"]["name"]]
-        seen = Observation(self.children, used=self.used, problems=step.problems, held=step.held)
+        pods = [{"metadata": {"name": name, "deletionTimestamp": "now"}} for name in self.leaving]
+        seen = Observation(self.children, pods, used=self.used, problems=step.problems, held=step.held)
         status = queue_status(queue, seen, self.status, "2026-01-01T00:00:00Z")
         before, self.status = self.status, status
         for condition in status["conditions"]:
@@ -71,8 +74,13 @@ class World:
                 self.lines.append(f"  {words}".rstrip())
         return status != before
 
+    def restarted(self, kind: str, name: str) -> None:
+        """The pods of a workload are ready."""
+        self.children[kind, name] = self._made(self.children[kind, name])
+
     def _made(self, child: dict[str, Any]) -> dict[str, Any]:
-        wanted = child.get("spec", {}).get("replicas", 0) if self.works else 0
+        works = self.works and not self.starting
+        wanted = child.get("spec", {}).get("replicas", 0) if works else 0
         counts = {"observedGeneration": 1, "readyReplicas": wanted, "updatedReplicas": wanted}
         return {**child, "metadata": {**child["metadata"], "generation": 1}, "status": counts}
 
@@ -92,6 +100,59 @@ def lifetime() -> World:
     world.settle("the rows are consumed")
     world.change("paused", **{PAUSE: "true"})
     world.change("resumed")
+    return world
+
+
+def storage_scaled() -> World:
+    spec = "{backend: {simple: {}}, storage: {replicas: COUNT}}"
+    world = World(spec.replace("COUNT", "1"))
+    world.settle("created")
+    world.used = 1 << 20
+    world.change("one unit becomes three while there are rows", spec.replace("COUNT", "3"))
+    world.leaving = ["quickstart-storage-2"]
+    world.change("three become two", spec.replace("COUNT", "2"))
+    world.leaving = []
+    world.settle("the highest pod has moved its rows and is gone")
+    world.change("a node label is wanted", spec.replace("COUNT", "2, nodeSelector: {disk: fast}"))
+    world.used = 1 << 30
+    world.change("two become one that has no room", spec.replace("COUNT", "1, nodeSelector: {disk: fast}"))
+    world.used = 1 << 29
+    world.settle("rows are consumed")
+    world.change("none are wanted", spec.replace("COUNT", "0, nodeSelector: {disk: fast}"))
+    return world
+
+
+def storage_not_drained() -> World:
+    spec = "{backend: {simple: {}}, storage: {replicas: 3, drainSeconds: 0}}"
+    world = World(spec)
+    world.settle("created, without drains")
+    world.used = 1 << 20
+    world.change("three become two", spec.replace("3", "2"))
+    world.change("drains are wanted, which restarts the pods", "{backend: {simple: {}}, storage: {replicas: 3}}")
+    return world
+
+
+def journal_on_a_volume() -> World:
+    spec = "{backend: {simple: {}}, storage: {replicas: 3}, controller: {durability: node}}"
+    world = World(spec)
+    world.settle("created")
+    world.used = 1 << 20
+    world.images = replace(IMAGES, server="registry.example/server:2")
+    world.starting = True
+    world.settle("an operator with other images, while there are rows")
+    world.starting = False
+    world.restarted("Deployment", "quickstart-controller")
+    world.settle("the controller is back with all rows")
+    world.change("its journal is given up", "{backend: {simple: {}}, storage: {replicas: 3}}")
+    return world
+
+
+def journal_of_a_pod() -> World:
+    world = World("{backend: {simple: {}}, controller: {durability: process}}")
+    world.settle("created")
+    world.used = 1 << 20
+    world.images = replace(IMAGES, server="registry.example/server:2")
+    world.settle("an operator with other images: the journal would go with the pod")
     return world
 
 
@@ -158,6 +219,10 @@ def rdma_without_a_resource() -> World:
     "scenario",
     [
         lifetime,
+        storage_scaled,
+        storage_not_drained,
+        journal_on_a_volume,
+        journal_of_a_pod,
         backend_changed,
         operator_upgraded,
         name_conflict,

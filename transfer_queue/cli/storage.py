@@ -1,0 +1,47 @@
+"""Storage units: ``drain``."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Annotated
+
+import typer
+
+from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.link import ControllerOption, QueueOption, find_queue
+from transfer_queue.cli.output import human_bytes
+
+__all__ = ["drain"]
+
+
+def drain(
+    unit: Annotated[str, typer.Argument(help="Name of a storage unit; tq top shows them.", show_default=False)],
+    timeout: Annotated[float, typer.Option(help="Give up after so many seconds; 0: never.", min=0)] = 0.0,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Let the unit take new blocks again.")] = False,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+) -> None:
+    """Move all rows of a storage unit to the others while everybody goes on, so that its process can be ended."""
+    with faults():
+        from transfer_queue.client.draining import drain_unit, undrain_unit
+
+        addresses = find_queue(queue, controller).controller.addresses
+        if cancel:
+            asyncio.run(undrain_unit(addresses, unit))
+            console.print(f"{unit} takes new blocks again")
+            return
+        with console.status(f"draining {unit}") as status:
+            done = asyncio.run(
+                drain_unit(
+                    addresses,
+                    unit,
+                    timeout_s=timeout or math.inf,
+                    retire=True,
+                    progress=lambda done: status.update(f"draining {unit}: {human_bytes(done.nbytes)} moved"),
+                )
+            )
+        console.print(
+            f"{unit} is empty: {done.blocks} blocks, {human_bytes(done.nbytes)} were moved. It takes no new ones until "
+            f"it is started anew; tq drain {unit} --cancel undoes that"
+        )

@@ -1,0 +1,199 @@
+"""Emptying a storage unit: its blocks are copied to other units, and rows follow them, while everybody goes on.
+
+``python -m transfer_queue.client.draining --config FILE``, with the StorageUnitConfig of a unit, empties that unit: for
+a hook that runs before the unit's process is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from transfer_queue.client.engine import Engine
+from transfer_queue.config.document import load_document
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.control.commands import BlockRef
+from transfer_queue.errors import (
+    CapacityError,
+    ConnectionLostError,
+    DataLostError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.storage.base import UnitInfo
+from transfer_queue.wire.messages import Drain, Relocate, Retire
+
+__all__ = ["Drained", "drain_unit", "main", "undrain_unit"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_REQUEST_S = 30.0
+_CONNECT_S = 20.0
+_ALONE_S = 10.0
+"""How long no other unit may take blocks before the drain is given up: then the whole queue is probably ending."""
+_PAUSE_S = 0.2
+_BLOCKS = 64
+_WINDOW_BYTES = 64 << 20
+
+
+class Drained(NamedTuple):
+    """What a drain moved."""
+
+    blocks: int
+    nbytes: int
+
+
+async def drain_unit(
+    addresses: list[str],
+    name: str,
+    *,
+    timeout_s: float = math.inf,
+    retire: bool = False,
+    progress: Callable[[Drained], None] = lambda done: None,
+) -> Drained:
+    """Move every block of storage unit ``name`` to other units; it takes no new ones from now on.
+
+    Where the others have no room, waits until rows are cleared. ``retire``: the unit is about to end; writers that were
+    about to commit blocks there store them elsewhere. Raises RequestError for an unknown unit, CapacityError if no
+    other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError. Rows are readable at
+    every moment, whatever is raised.
+    """
+    engine = Engine(addresses, f"drain-{name}", _copy)
+    await engine.open(_CONNECT_S)
+    try:
+        return await _Mover(engine, name, timeout_s, progress).run(retire)
+    finally:
+        await engine.close()
+
+
+async def undrain_unit(addresses: list[str], name: str) -> None:
+    """Let the unit take new blocks again. Raises RequestError, ConnectionLostError."""
+    engine = Engine(addresses, f"drain-{name}", _copy)
+    await engine.open(_CONNECT_S)
+    try:
+        await engine.ask(Drain(name, stop=True), _REQUEST_S)
+    finally:
+        await engine.close()
+
+
+async def _copy(work: Callable[[], T]) -> T:
+    return work()  # this loop has nothing else to do
+
+
+class _Mover:
+    def __init__(self, engine: Engine, name: str, timeout_s: float, progress: Callable[[Drained], None]) -> None:
+        self._engine = engine
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeout_s
+        self._timeout_s = timeout_s
+        self._progress = progress
+        self._done = Drained(0, 0)
+        self._accompanied = self._loop.time()  # when another unit last took blocks
+
+    async def run(self, retire: bool) -> Drained:
+        while True:
+            found = (await self._engine.ask(Drain(self._name, _BLOCKS), _REQUEST_S)).value
+            unit = found["unit"]
+            blocks, sizes = (np.frombuffer(found[key], "<i8").tolist() for key in ("blocks", "nbytes"))
+            if not blocks:
+                if not retire or (await self._engine.ask(Retire(unit), _REQUEST_S)).value:
+                    return self._done
+                continue
+            moved = await self._move(unit, _window(blocks, sizes))
+            if moved:
+                self._done = Drained(self._done.blocks + len(moved), self._done.nbytes + sum(moved))
+                self._progress(self._done)
+                self._accompanied = self._loop.time()
+            else:
+                self._check_hope(len(blocks))
+                await asyncio.sleep(_PAUSE_S)
+
+    def _check_hope(self, left: int) -> None:
+        now = self._loop.time()
+        if self._engine.takers:
+            self._accompanied = now
+        if now - self._accompanied > _ALONE_S:
+            raise CapacityError(
+                f"storage unit {self._name} still holds rows and no other unit takes blocks; add storage units"
+            )
+        if now > self._deadline:
+            raise WaitTimeoutError(
+                f"storage unit {self._name} still holds {left} blocks or more after {self._timeout_s:g} s: the other "
+                "units have no room; clear rows or add storage units"
+            )
+
+    async def _move(self, unit: int, blocks: list[tuple[int, int]]) -> list[int]:
+        """Copy blocks given as (number, bytes) and let their rows follow. Returns the bytes of those that moved."""
+        try:
+            fetched = await self._engine.read_blocks([(unit, *block) for block in blocks], _REQUEST_S)
+        except (StorageKeyNotFoundError, DataLostError, ConnectionLostError) as error:
+            log.info("%s; its blocks are listed anew", error)  # cleared meanwhile, or the unit is coming back
+            return []
+        copies: dict[int, tuple[BlockRef, UnitInfo]] = {}
+        try:
+            for (number, _), block in zip(blocks, fetched.blocks, strict=True):
+                try:
+                    copies[number] = await self._engine.store_whole(block.view.select(None, None), 0.0)
+                except (CapacityError, ConnectionLostError) as error:
+                    log.info("%s", error)  # a smaller one may find room
+        except BaseException:
+            await self._engine.discard_blocks([list(copies.values())])
+            raise
+        finally:
+            fetched.release()
+        moved = await self._relocate(unit, copies)
+        return [nbytes for number, nbytes in blocks if number in moved]
+
+    async def _relocate(self, unit: int, copies: dict[int, tuple[BlockRef, UnitInfo]]) -> set[int]:
+        if not copies:
+            return set()
+        moves = [(number, ref.unit, ref.block) for number, (ref, _) in copies.items()]
+        try:
+            moved = set((await self._engine.ask(Relocate(unit, moves), _REQUEST_S)).value)
+        except DataLostError as error:
+            log.info("%s", error)
+            moved = set()
+        # An answer that is lost leaves the copies to the end of this session: what no row refers to is freed then.
+        await self._engine.discard_blocks([[copy for number, copy in copies.items() if number not in moved]])
+        return moved
+
+
+def _window(blocks: list[int], sizes: list[int]) -> list[tuple[int, int]]:
+    """The first blocks, as many as are moved at a time."""
+    window: list[tuple[int, int]] = []
+    total = 0
+    for block, nbytes in zip(blocks, sizes, strict=True):
+        total += nbytes
+        if window and total > _WINDOW_BYTES:
+            break
+        window.append((block, nbytes))
+    return window
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0: the unit is empty and may end. 1: it is not, standard error says why."""
+    parser = argparse.ArgumentParser(prog="transfer_queue.client.draining", description=main.__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="settings of the storage unit")
+    config = load_document(StorageUnitConfig, parser.parse_args(arguments).config)
+    try:
+        done = asyncio.run(drain_unit(config.controller, config.name, retire=True))
+    except TransferQueueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{config.name} is empty: {done.blocks} blocks, {done.nbytes} bytes were moved", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
