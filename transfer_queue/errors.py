@@ -19,6 +19,7 @@
     ├── NotReadyError (ValueError)            a row exists but a requested field is not produced yet
     ├── RequestError (RuntimeError)           the controller or a storage unit refused the request
     │   ├── UnknownPartitionError
+    │   ├── UnsupportedRequestError (NotImplementedError)   a call of an earlier release that is not available
     │   └── SamplerError                      a sampler raised, or returned rows it may not return
     ├── KeyNotFoundError (ValueError)         keys that are not in the partition
     ├── StorageKeyNotFoundError (KeyError)    a row or field is gone from storage
@@ -59,6 +60,7 @@ __all__ = [
     "TransferQueueError",
     "UnknownPartitionError",
     "UnsupportedFieldError",
+    "UnsupportedRequestError",
     "WaitTimeoutError",
     "WorkerLostError",
     "error_class",
@@ -127,6 +129,10 @@ class NotReadyError(TransferQueueError, ValueError):
 
 class RequestError(TransferQueueError, RuntimeError):
     """The controller or a storage unit refused the request."""
+
+
+class UnsupportedRequestError(RequestError, NotImplementedError):
+    """A call of an earlier release that this one does not have; the message names the call to use instead."""
 
 
 class UnknownPartitionError(RequestError):

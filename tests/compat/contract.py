@@ -1,7 +1,9 @@
 """The public interface that clients of 0.1.5 to 0.1.11 rely on: names, parameters in order, defaults.
 
-``EXTENSIONS`` are parameters that this release adds; each is keyword-only or comes last. ``ABSENT`` are names that it
-does not have; docs/compatibility.md gives the reason for every entry of both.
+A parameter written ``*name=default`` is keyword-only.
+
+``EXTENSIONS`` are parameters that this release adds, each keyword-only; ``ADDED`` are its names. ``ABSENT`` are names
+that it does not have; docs/compatibility.md gives the reason for every entry of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ TOP_LEVEL = {
     "close": "()",
     "get_client": "()",
     "get_metrics_endpoint": "()",
+    "save_checkpoint": "(checkpoint_dir, *include_storage=True, *metadata=None)",
+    "load_checkpoint": "(checkpoint_dir)",
     "kv_put": "(key, partition_id, fields=None, tag=None, data_parser=None)",
     "kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
     "kv_batch_get": "(keys, partition_id, select_fields=None)",
@@ -33,6 +37,7 @@ TOP_LEVEL = {
     "SeqlenBalancedSampler": "(n_samples_per_prompt=1, dp_size=1)",
     "ZMQServerInfo": "(role, id, ip, ports)",
     "process_zmq_server_info": "(handlers)",
+    "get_placement_group": "(num_ray_actors, num_cpus_per_actor=1)",
 }
 TWINS = ["kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear"]
 
@@ -52,6 +57,10 @@ CLIENT = {
     "kv_retrieve_meta": "(keys, partition_id, create=False)",
     "kv_retrieve_keys": "(global_indexes, partition_id)",
     "kv_list": "(partition_id=None)",
+    "save_controller_checkpoint": "(path)",
+    "load_controller_checkpoint": "(path)",
+    "save_storage_checkpoint": "(checkpoint_dir)",
+    "load_storage_checkpoint": "(checkpoint_dir)",
 }
 """Of ``TransferQueueClient``; each has an ``async_`` twin on both classes."""
 CLIENT_PLAIN = {"initialize_storage_manager": "(manager_type, config)", "close": "()"}
@@ -177,8 +186,13 @@ MODULES = {
         "format_zmq_address",
         "is_ipv6_address",
     ],
-    "transfer_queue.utils.common": ["limit_pytorch_auto_parallel_threads", "get_env_bool"],
-    "transfer_queue.utils.utils": ["TransferQueueRole", "ProductionStatus", "get_env_bool"],
+    "transfer_queue.utils.common": [
+        "limit_pytorch_auto_parallel_threads",
+        "get_env_bool",
+        "get_placement_group",
+        "get_node_round_robin_scheduling_strategies",
+    ],
+    "transfer_queue.utils.utils": ["TransferQueueRole", "ProductionStatus", "get_env_bool", "get_placement_group"],
     "transfer_queue.utils.enum_utils": ["Role", "TransferQueueRole", "ProductionStatus", "ExplicitEnum"],
     "transfer_queue.utils.logging_utils": ["get_logger"],
     "transfer_queue.utils.serial_utils": [],
@@ -189,20 +203,14 @@ EXTENSIONS = {
     "StreamingDataset": {"total_samples"},
     "get_meta": {"timeout"},
     "async_get_meta": {"timeout"},
+    **{
+        f"{prefix}{name}": {"zero_copy", "out", "device"}
+        for name in ("kv_batch_get", "kv_batch_get_by_meta", "get_data")
+        for prefix in ("", "async_")
+    },
 }
+ADDED = ["PrioritySampler", "ReplaySampler", "TokenBudgetSampler"]
 ABSENT = ["TQMetricsExporter", "serial_utils"]
-
-PENDING = [
-    # Built elsewhere at this moment; each moves up into the tables above with the code.
-    "save_checkpoint",
-    "load_checkpoint",
-    "save_controller_checkpoint",
-    "load_controller_checkpoint",
-    "save_storage_checkpoint",
-    "load_storage_checkpoint",
-    "get_placement_group",
-    "get_node_round_robin_scheduling_strategies",
-]
 
 CONFIG = {
     "metrics.enabled": False,

@@ -445,3 +445,14 @@ def test_a_sampler_refuses_a_wrong_argument_by_its_name(make: Callable[[], Any],
     with pytest.raises(ValueError, match=f"{argument} must be positive") as caught:
         make()
     assert isinstance(caught.value, tq.TransferQueueError)
+
+
+@pytest.mark.parametrize("call", ["save_controller", "load_controller", "save_storage", "load_storage"])
+async def test_half_a_checkpoint_is_refused_by_the_call_that_takes_the_whole(queue: Stack, call: str) -> None:
+    client = tq.get_client()
+    whole = rf"{call}_checkpoint is not available.*transfer_queue\.{call.partition('_')[0]}_checkpoint"
+    for error in (RuntimeError, NotImplementedError, tq.TransferQueueError):
+        with pytest.raises(error, match=whole):
+            getattr(client, f"{call}_checkpoint")("/nowhere")
+        with pytest.raises(error, match=whole):
+            await getattr(client, f"async_{call}_checkpoint")("/nowhere")

@@ -7,6 +7,7 @@ import logging
 import socket
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.config.server_info import Role, ZMQServerInfo
 from transfer_queue.config.settings import check_settings
+from transfer_queue.errors import ConfigError
 from transfer_queue.sampler import GRPOGroupNSampler
+from transfer_queue.storage.mooncake.testing import servers
 
 SMALL = {"num_data_storage_units": 1, "unit_capacity": "16Mi"}
 PACKAGED: Any = OmegaConf.to_container(
@@ -50,10 +53,21 @@ REFUSED = [
     ("controller.sampler", "NoSuchSampler", "Could not find sampler"),
     ("backend.storage_backend", "Nowhere", "Missing key"),
     ("backend.storage_backend", "RayStore", "needs Ray"),
+    ("backend.storage_backend", "Yuanrong", "cannot be started by init"),
     ("backend.SimpleStorage.num_data_storage_units", 0, "from 1"),
     ("backend.SimpleStorage.total_storage_size", -5, "from 1"),
-    ("backend.SimpleStorage.ssd_offload.enabled", "yes", "true or false"),
+    ("backend.SimpleStorage.ssd_offload.enabled", "maybe", "true or false"),
     ("backend.SimpleStorage.ssd_offload", {"enabled": True}, "ssd_offload.path: name a folder"),
+    ("backend.SimpleStorage.ssd_offload.threshold_bytes", -1, "from 0"),
+    ("backend.MooncakeStore.offload.enabled", True, "not available"),
+    ("backend.MooncakeStore.use_gdr", True, "not available"),
+    ("backend.MooncakeStore.hard_pin", False, "never evicted"),
+]
+REFUSED_MOONCAKE = [
+    ("auto_init", {"metadata_server": "storehost:5000"}, "metadata_server.*another machine.*auto_init"),
+    ("auto_init", {"master_server_address": "localhost"}, "master_server_address.*HOST:PORT"),
+    ("attach", {"auto_init": False, "metadata_server": ""}, "metadata_server: name the server"),
+    ("attach", {"auto_init": False, "master_server_address": None}, "master_server_address: name the server"),
 ]
 
 
@@ -63,6 +77,58 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(alone: None, path: str,
         tq.init(nested(path, value))
     assert path in str(caught.value)
     assert isinstance(caught.value, tq.TransferQueueError)
+
+
+@pytest.mark.parametrize(("case", "section", "text"), REFUSED_MOONCAKE)
+def test_a_mooncake_store_that_cannot_be_is_refused_by_its_setting(
+    alone: None, case: str, section: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"backend\.MooncakeStore\.{text}"):
+        tq.init({"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": section}})
+
+
+@pytest.mark.parametrize(("name", "value"), [("start_timeout", 0), ("lifetime", "long"), ("namespaces", "mine")])
+def test_the_section_ray_is_checked_where_there_is_no_ray_as_well(alone: None, name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^ray: .*{name}"):
+        tq.init({"ray": {name: value}})
+
+
+def test_an_offload_without_a_folder_is_refused_before_anything_starts(alone: None) -> None:
+    simple = {**SMALL, "ssd_offload": {"enabled": True}}
+    with pytest.raises(ConfigError, match=r"ssd_offload\.path: name a folder"):
+        tq.init({"backend": {"SimpleStorage": simple}})
+
+
+def test_rows_beyond_memory_go_to_the_folder_of_ssd_offload(alone: None, tmp_path: Path) -> None:
+    offload = {"enabled": True, "path": str(tmp_path / "spill"), "threshold_bytes": 0}
+    tq.init({"backend": {"SimpleStorage": {**SMALL, "ssd_offload": offload}}})
+    size = 4 << 20  # bytes; eight of them are twice the memory of the unit
+    for number in range(8):
+        tq.kv_put(str(number), "p", {"x": torch.full((size,), number, dtype=torch.uint8)})
+    assert (tmp_path / "spill").is_dir()
+    for number in range(8):
+        row = tq.kv_batch_get(str(number), "p")["x"][0]
+        assert (row.numel(), row.unique().tolist()) == (size, [number])
+
+
+def test_init_starts_a_mooncake_store_of_its_own_and_uses_one_that_is_there(alone: None, tmp_path: Path) -> None:
+    ports = {"metadata_server": "localhost:0", "master_server_address": "localhost:0"}
+    small = {"global_segment_size": 64 << 20, "local_buffer_size": 16 << 20}
+    one = {"SimpleStorage": SMALL, "storage_backend": "MooncakeStore"}
+    tq.init({"backend": {**one, "MooncakeStore": {**small, **ports}}})
+    tq.kv_batch_put(["a", "b"], "p", tensors(2))
+    assert tq.kv_batch_get(["b"], "p")["x"].to_padded_tensor(0.0).tolist() == [[2.0, 3.0]]
+    tq.close()
+    with servers(tmp_path) as there:
+        there_is = {
+            "auto_init": False,
+            "metadata_server": there["metadataServer"].removeprefix("http://").removesuffix("/metadata"),
+            "master_server_address": there["masterServerAddress"],
+        }
+        tq.init({"backend": {**one, "MooncakeStore": {**small, **there_is}}})
+        tq.kv_batch_put(["a"], "p", tensors(1))
+        assert tq.kv_batch_get(["a"], "p")["x"].to_padded_tensor(0.0).tolist() == [[0.0, 1.0]]
+        tq.close()
 
 
 def test_an_unknown_backend_is_a_missing_key_as_it_was(alone: None) -> None:
@@ -80,6 +146,11 @@ def test_a_sampler_of_a_wrong_type_is_refused_before_anything_starts(alone: None
 def test_a_setting_without_effect_is_warned_of_by_its_name(name: str) -> None:
     with pytest.warns(UserWarning, match=f"{name} has no effect"):
         check_settings(nested(f"backend.SimpleStorage.{name}", "gpu"), PACKAGED)
+
+
+def test_a_required_resource_of_nodes_is_taken_as_it_is_in_a_ray_cluster(recwarn: pytest.WarningsRecorder) -> None:
+    check_settings(nested("backend.SimpleStorage.required_node_resource", "gpu"), PACKAGED, in_ray=True)
+    assert [str(each.message) for each in recwarn] == []
 
 
 def test_an_unknown_setting_is_kept_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,9 @@ from transfer_queue.columns.nested import strided_nested
 from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, chunk_batch_fn, clear_end, mark_end
 from transfer_queue.errors import WorkerLostError
 
+_PROCESS_S = 240
+"""For programs of a test to end: each imports torch first, which takes long where much else runs."""
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
@@ -117,8 +120,8 @@ def test_two_ranks_with_two_tasks_share_the_rows_of_two_producers(python: Progra
     for start in range(30, 60, 5):
         put(partition, 5, start)
     mark_end(partition, "this", 2)
-    assert producer.wait(60) == 0
-    first, second, twin = [json.loads(process.communicate(timeout=60)[0]) for process in consumers]
+    assert producer.wait(_PROCESS_S) == 0
+    first, second, twin = [json.loads(process.communicate(timeout=_PROCESS_S)[0]) for process in consumers]
     assert second == twin
     for task in ("actor", "critic"):
         assert flat(first[task] + second[task]) == list(range(60))

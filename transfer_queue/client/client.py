@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
+from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCalls
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
@@ -36,7 +37,7 @@ Device: TypeAlias = "str | int | torch.device | None"
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
-class AsyncTransferQueueClient:
+class AsyncTransferQueueClient(AsyncCheckpointCalls):
     """A client of one queue. Methods may be awaited from any number of event loops and threads, also after a fork.
 
     ``controller_info``: where the queue is: an ``AttachConfig``, a ``ZMQServerInfo`` or ``"host:port"``. Connecting
@@ -296,7 +297,7 @@ class AsyncTransferQueueClient:
         return await self._async(self.kv.list_keys(partition_id))
 
 
-class TransferQueueClient(AsyncTransferQueueClient):
+class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
     """Adds a blocking method for each ``async_`` one. Inside a running event loop they work, and block it.
 
     Raises as `AsyncTransferQueueClient` does.

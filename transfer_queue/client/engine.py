@@ -356,7 +356,7 @@ class Engine:
     async def store_whole(self, block: EncodedBlock, wait_s: float) -> tuple[BlockRef, UnitInfo]:
         """Store a block undivided, without a commit. Raises CapacityError, ConnectionLostError."""
         backend = await self._ready_backend()
-        return await self._store_one(backend, block, 0, wait_s)
+        return await self._store_one(backend, block, 0, wait_s, "")
 
     async def discard_blocks(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
         """Drop what ``store_blocks`` stored."""

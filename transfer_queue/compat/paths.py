@@ -16,6 +16,8 @@ __all__ = ["MODULES", "install_finder", "legacy_attribute", "legacy_names"]
 _INFO = "transfer_queue.config.server_info"
 _PLUGINS = "transfer_queue.compat.plugins"
 _UTILITIES = "transfer_queue.compat.utilities"
+_ACTORS = "transfer_queue.launch.actor_class"
+_PLACEMENT = "transfer_queue.compat.placement"
 
 _ADDRESSES = {
     "ZMQServerInfo": _INFO,
@@ -25,7 +27,12 @@ _ADDRESSES = {
     "format_zmq_address": _UTILITIES,
     "is_ipv6_address": _UTILITIES,
 }
-_COMMON = {"limit_pytorch_auto_parallel_threads": _UTILITIES, "get_env_bool": _UTILITIES}
+_COMMON = {
+    "limit_pytorch_auto_parallel_threads": _UTILITIES,
+    "get_env_bool": _UTILITIES,
+    "get_placement_group": _PLACEMENT,
+    "get_node_round_robin_scheduling_strategies": _PLACEMENT,
+}
 _ENUMS = {"ExplicitEnum": _INFO, "Role": _INFO, "ProductionStatus": "transfer_queue.metadata"}
 _OLD_ENUMS = {"TransferQueueRole": f"{_INFO}:Role"}
 _ERROR = {"StorageKeyNotFoundError": "transfer_queue.errors"}
@@ -45,17 +52,18 @@ _OLD_CLIENT_BASE = {
 }
 _UNIT = {
     "StorageUnitData": "transfer_queue.compat.unit_data",
-    "SimpleStorageUnit": "transfer_queue.compat.actors",
+    "SimpleStorageUnit": _ACTORS,
 }
 
 MODULES: dict[str, dict[str, str]] = {
     "transfer_queue": {
         "ZMQServerInfo": _INFO,
         "process_zmq_server_info": _UTILITIES,
-        "TransferQueueController": "transfer_queue.compat.actors",
-        "SimpleStorageUnit": "transfer_queue.compat.actors",
+        "get_placement_group": _PLACEMENT,
+        "TransferQueueController": _ACTORS,
+        "SimpleStorageUnit": _ACTORS,
     },
-    "transfer_queue.controller": {"TransferQueueController": "transfer_queue.compat.actors"},
+    "transfer_queue.controller": {"TransferQueueController": _ACTORS},
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
     | _ERROR,
     "transfer_queue.storage.simple_storage": {**_UNIT, **_ERROR},

@@ -14,8 +14,9 @@ __all__ = ["check_settings"]
 log = logging.getLogger(__name__)
 
 SIMPLE = "backend.SimpleStorage"
-_IN_EFFECT = ("controller", "metrics", SIMPLE)
-"""Sections whose entries are looked at: other backends' are not used where ``init`` starts a queue in memory."""
+MOONCAKE = "backend.MooncakeStore"
+_IN_EFFECT = ("controller", "metrics", SIMPLE, MOONCAKE)
+"""Sections whose entries are looked at; the section ``ray`` is a document of its own."""
 _ADDED = {"metrics.endpoint", "controller.addresses"}
 
 
@@ -31,6 +32,10 @@ def _flag(value: object) -> str:
     return "" if isinstance(value, bool) else "must be true or false"
 
 
+def _never(reason: str) -> Callable[[object], str]:
+    return lambda value: "" if value is False else reason
+
+
 _CHECKS: dict[str, Callable[[object], str]] = {
     "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
     "metrics.enabled": _flag,
@@ -40,6 +45,13 @@ _CHECKS: dict[str, Callable[[object], str]] = {
     f"{SIMPLE}.total_storage_size": _whole(1),
     f"{SIMPLE}.ssd_offload.enabled": _flag,
     f"{SIMPLE}.ssd_offload.threshold_bytes": _whole(0),
+    f"{SIMPLE}.ssd_offload.glibc_mmap_threshold_bytes": _whole(0),
+    f"{MOONCAKE}.auto_init": _flag,
+    f"{MOONCAKE}.offload.enabled": _never(
+        "is not available: nothing that is unread is evicted; leave it false and give the store more segments"
+    ),
+    f"{MOONCAKE}.use_gdr": _never("is not available in this form; leave it false and see docs/backends.md"),
+    f"{MOONCAKE}.hard_pin": lambda value: "" if value is True else "cannot be false: unread rows are never evicted",
 }
 _WITHOUT_EFFECT = {
     f"{SIMPLE}.required_node_resource": "the storage units of a queue on one machine all run on this node",
@@ -48,8 +60,9 @@ _WITHOUT_EFFECT = {
 }
 
 
-def check_settings(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Look at what a caller set. ``known``: the packaged defaults, which name every entry there is.
+def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray: bool = False) -> None:
+    """Look at what a caller set. ``known``: the packaged defaults, which name every entry there is. ``in_ray``: the
+    queue is one of a Ray cluster.
 
     Raises ConfigError naming the entry. Warns (UserWarning) of entries without effect; logs unknown ones, which are
     kept, since programs put their own there.
@@ -62,6 +75,8 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             fault = _CHECKS[path](value)
             if fault:
                 raise ConfigError(f"{path}: {fault}; got {value!r}")
+        elif in_ray and path == f"{SIMPLE}.required_node_resource":
+            continue
         elif path in _WITHOUT_EFFECT or path.rpartition(".")[0] in _WITHOUT_EFFECT:
             reason = _WITHOUT_EFFECT.get(path) or _WITHOUT_EFFECT[path.rpartition(".")[0]]
             warnings.warn(f"conf: {path} has no effect: {reason}", stacklevel=6)

@@ -13,17 +13,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 import transfer_queue.sampler
-from transfer_queue.config.document import parse_bytes
+from transfer_queue.config.document import parse_bytes, validate_document
 from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidTypeError
 from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.launch.mooncake_conf import with_mooncake
 from transfer_queue.launch.plan import LocalPlan
+from transfer_queue.launch.ray_placement import RaySettings
 from transfer_queue.sampler import BaseSampler
 
-__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "sampler_choice", "start_local"]
+__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "ray_settings", "sampler_choice", "start_local"]
 
-_KINDS = {"SimpleStorage": "simple", "RayStore": "ray"}
+_KINDS = {"SimpleStorage": "simple", "MooncakeStore": "mooncake", "RayStore": "ray"}
 
 
 class MissingSectionError(ConfigError, ConfigKeyError):
@@ -54,14 +56,16 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         raise ConfigError("backend.storage_backend: 'RayStore' needs Ray; call ray.init() before transfer_queue.init()")
     if kind not in _KINDS:
         raise ConfigError(
-            f"backend.storage_backend: {kind!r} cannot be started by init(); start it with `tq up -f FILE` and attach "
-            "through TQ_CONFIG_FILE, or use SimpleStorage"
+            f"backend.storage_backend: {kind!r} cannot be started by init(); start its servers as docs/backends.md "
+            "says and attach through TQ_CONFIG_FILE, or use SimpleStorage. A backend of your own is plugged in through "
+            "the entry-point group transfer_queue.backends"
         )
     simple = merged.backend.SimpleStorage
     name, arguments = sampler_choice(merged.controller.sampler)
+    capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
     plan = default_plan(
         units=int(simple.num_data_storage_units),
-        unit_capacity=cast("int", parse_bytes(simple.unit_capacity)),
+        unit_capacity=cast("int", parse_bytes(capacity)),
         sampler=name,
         sampler_args=arguments,
         polling_mode=bool(merged.controller.polling_mode),
@@ -70,28 +74,45 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
     controller = plan.controller.model_copy(update={"metrics_port": metrics_port})
     plan = replace(plan, controller=controller, layout=merged.layout)
-    if kind != "SimpleStorage":
-        return plan.with_backend_kind(_KINDS[kind])
-    return plan.with_backend_settings(_spill_settings(simple.ssd_offload))
+    if kind == "SimpleStorage":
+        return _with_spill(plan, simple.ssd_offload)
+    plan = plan.with_backend_kind(_KINDS[kind])
+    return with_mooncake(plan, merged.backend.MooncakeStore, in_ray=allow_ray) if kind == "MooncakeStore" else plan
 
 
-def _spill_settings(offload: DictConfig) -> dict[str, Any]:
-    if not offload.enabled:
-        return {}
-    if not offload.path:
+def _with_spill(plan: LocalPlan, section: Any) -> LocalPlan:
+    if not section.enabled:
+        return plan
+    if not section.path:
         raise ConfigError("backend.SimpleStorage.ssd_offload.path: name a folder on a local disk")
-    settings = {"enabled": True, "path": os.path.abspath(offload.path), "thresholdBytes": int(offload.threshold_bytes)}
-    return {"ssdOffload": settings}
+    offload = {
+        "enabled": True,
+        "path": os.path.abspath(section.path),
+        "thresholdBytes": section.threshold_bytes,
+        "glibcMmapThresholdBytes": section.glibc_mmap_threshold_bytes,
+    }
+    return plan.with_backend_settings({"ssdOffload": offload})
 
 
-def merge_settings(conf: DictConfig | Mapping[str, Any] | None) -> DictConfig:
-    """``conf`` over the packaged ``config.yaml``. Raises ConfigError for a setting that cannot be."""
+def merge_settings(conf: DictConfig | Mapping[str, Any] | None, *, in_ray: bool = False) -> DictConfig:
+    """``conf`` over the packaged ``config.yaml``. ``in_ray``: for a queue of a Ray cluster.
+
+    Raises ConfigError for a setting that cannot be.
+    """
     flags = {"allow_objects": True}
     packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
     defaults = OmegaConf.create(packaged, flags=flags)
     given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf or {}), flags=flags)
-    check_settings(_plain(given), _plain(defaults))
-    return cast("DictConfig", OmegaConf.merge(defaults, given))
+    check_settings(_plain(given), _plain(defaults), in_ray=in_ray)
+    merged = cast("DictConfig", OmegaConf.merge(defaults, given))
+    ray_settings(merged)
+    return merged
+
+
+def ray_settings(merged: DictConfig) -> RaySettings:
+    """The section ``ray``. Raises ConfigError naming the field."""
+    section = {} if merged.ray is None else OmegaConf.to_container(merged.ray, resolve=True)
+    return validate_document(RaySettings, section, "ray")
 
 
 def _plain(conf: object) -> dict[str, Any]:
@@ -105,7 +126,9 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     with open_dict(merged):
         merged.controller.zmq_info = server_info(Role.CONTROLLER, controller.name, stack.controller_address)
         merged.backend.SimpleStorage.zmq_info = {
-            unit.name: server_info(Role.STORAGE, unit.name, unit.address["address"]) for unit in units
+            unit.name: server_info(Role.STORAGE, unit.name, unit.address["address"])
+            for unit in units
+            if unit.address["address"]
         }
         merged.security = {"allowPickle": attach.security.allow_pickle}
         if controller.address["metrics"]:

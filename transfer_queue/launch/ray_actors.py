@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -23,9 +24,10 @@ from ray.exceptions import RayError
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
 from transfer_queue.errors import StartError
+from transfer_queue.launch.controller_calls import CALLS, ControllerCalls
 from transfer_queue.launch.process import ServerProcess, wait_until_serving
 
-__all__ = ["TransferQueueController", "TransferQueueStorageUnit"]
+__all__ = ["MAX_CALLS", "ControllerActor", "StorageUnitActor"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ T = TypeVar("T")
 _START_S = 60.0
 _STOP_S = 10.0
 _UNIT_STOP_S = 15.0
-_CALLS = 10_000
+MAX_CALLS = 10_000
 """Calls that an actor may have open: every process that uses the queue waits in ``ended``."""
 
 
@@ -84,13 +86,36 @@ class _Supervisor:
         self._server.wait(_STOP_S)
 
 
-class _Controller(_Supervisor):
-    """Keeps the controller, and knows the storage units, so that whoever stops it stops the whole queue."""
+class _Calls(ControllerCalls):
+    def __init__(self, address: dict[str, Any]) -> None:
+        super().__init__()
+        self._address = address
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def server_address(self) -> dict[str, Any]:
+        return self._address
+
+
+def _call(name: str) -> Any:
+    """The method of `ControllerCalls` as one of the actor, which waits in a thread and not on the actor's loop."""
+
+    @functools.wraps(getattr(ControllerCalls, name))
+    async def call(self: ControllerActor, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.calls, name), *args, **kwargs)
+
+    return call
+
+
+class ControllerActor(_Supervisor):
+    """Keeps the controller, and knows the storage units, so that whoever stops it stops the whole queue.
+
+    It answers the calls of `ControllerCalls` as well.
+    """
+
+    def __init__(self, plan: ControllerConfig) -> None:
         self._published: concurrent.futures.Future[tuple[AttachConfig, bool]] = concurrent.futures.Future()
         self._units: list[Any] = []
-        super().__init__("controller", "transfer_queue.runtime.controller", config)
+        super().__init__("controller", "transfer_queue.runtime.controller", plan)
+        self.calls = _Calls(self._server.address)
 
     async def publish(self, config: AttachConfig, detached: bool, units: list[Any]) -> None:
         """The queue is up: let others attach to it."""
@@ -121,19 +146,24 @@ class _Controller(_Supervisor):
             await asyncio.wait(asked, timeout=_UNIT_STOP_S)
         for unit in units:
             ray.kill(unit, no_restart=True)
+        await asyncio.to_thread(self.calls.close_client)
         await super().stop(reason)
 
 
-class _StorageUnit(_Supervisor):
+for _name in CALLS:
+    setattr(ControllerActor, _name, _call(_name))
+
+
+class StorageUnitActor(_Supervisor):
     """Keeps one storage unit. Ends with the controller.
 
     Should its server end otherwise, it fails, so that Ray starts both again; they come back empty under their name.
     """
 
-    def __init__(self, config: StorageUnitConfig, controller: str, namespace: str) -> None:
+    def __init__(self, plan: StorageUnitConfig, controller: str, namespace: str) -> None:
         """``controller``: name of its actor in ``namespace``; a handle could not be passed again at a restart."""
         self._controller = ray.get_actor(controller, namespace)
-        super().__init__(config.name, "transfer_queue.runtime.storage_unit", config)
+        super().__init__(plan.name, "transfer_queue.runtime.storage_unit", plan)
         own = ray.get_runtime_context().current_actor
         threading.Thread(target=self._follow_controller, args=(own,), name="tq-follow", daemon=True).start()
 
@@ -150,11 +180,6 @@ class _StorageUnit(_Supervisor):
             reason = str(error)
         self._end(reason)
         ray.kill(own, no_restart=True)
-
-
-# Queues are started through these two, so that options set on them take effect.
-TransferQueueController: Any = ray.remote(max_concurrency=_CALLS)(_Controller)
-TransferQueueStorageUnit: Any = ray.remote(max_concurrency=_CALLS)(_StorageUnit)
 
 
 async def _outcome(future: concurrent.futures.Future[T]) -> T:

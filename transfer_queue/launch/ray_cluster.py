@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, open_dict
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from transfer_queue.config.attach import AttachConfig
-from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
-from transfer_queue.launch import ray_actors
-from transfer_queue.launch.conf import merge_settings, plan_queue
+from transfer_queue.launch import actor_class
+from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings
+from transfer_queue.launch.ray_actors import MAX_CALLS
 from transfer_queue.launch.ray_placement import RaySettings, place_units, view_nodes
 
 __all__ = ["RayQueue", "find", "find_or_start"]
@@ -80,7 +81,7 @@ def find(conf: Conf = None) -> RayQueue | None:
 
     Raises ConnectionLostError if its controller does not answer.
     """
-    settings = _ray_settings(merge_settings(conf))
+    settings = ray_settings(merge_settings(conf, in_ray=True))
     try:
         return _attach(settings)
     except (RayActorError, StartError):
@@ -92,8 +93,8 @@ def find_or_start(conf: Conf = None) -> tuple[RayQueue, DictConfig]:
 
     Raises ConfigError before anything is started, StartError, ConnectionLostError.
     """
-    merged = merge_settings(conf)
-    settings = _ray_settings(merged)
+    merged = merge_settings(conf, in_ray=True)
+    settings = ray_settings(merged)
     deadline = time.monotonic() + settings.start_timeout
     while True:
         try:
@@ -145,11 +146,15 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
     resource = merged.backend.SimpleStorage.required_node_resource
     nodes = place_units(view_nodes(ray.nodes()), len(plan.units), settings, resource)
     detached = settings.lifetime == "detached"
-    common: dict[str, Any] = {"num_cpus": settings.num_cpus, "lifetime": settings.lifetime}
+    common: dict[str, Any] = {
+        "num_cpus": settings.num_cpus,
+        "lifetime": settings.lifetime,
+        "max_concurrency": MAX_CALLS,
+    }
     try:
-        controller = ray_actors.TransferQueueController.options(
+        controller = actor_class.TransferQueueController.options(
             name=settings.name, namespace=settings.namespace, **common
-        ).remote(plan.controller)
+        ).remote(plan=plan.controller)
     except ValueError as error:
         if "already" not in str(error):
             raise
@@ -161,6 +166,10 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
         started += units
         _wait([unit.address.remote() for unit in units], f"{len(units)} storage units", settings)
         config = plan.attach_config(address)
+        with open_dict(merged):  # what another process needs to attach without Ray
+            merged.controller.zmq_info = server_info(Role.CONTROLLER, settings.name, address)
+            merged.security = {"allowPickle": config.security.allow_pickle}
+        _wait([controller.store_config.remote(merged)], "the controller", settings)
         _wait([controller.publish.remote(config, detached, units)], "the controller", settings)
     except BaseException:
         for actor in reversed(started):
@@ -178,7 +187,7 @@ def _start_units(
 ) -> list[Any]:
     units = []
     for number, (config, node) in enumerate(zip(configs, nodes, strict=True)):
-        arguments = (config, settings.name, settings.namespace)
+        arguments = {"plan": config, "controller": settings.name, "namespace": settings.namespace}
         options = {
             **common,
             "max_restarts": -1,
@@ -187,13 +196,13 @@ def _start_units(
         }
         if resource is not None:
             options["resources"] = {resource: _RESOURCE_SHARE}
-        unit = ray_actors.TransferQueueStorageUnit
+        unit = actor_class.SimpleStorageUnit
         try:
-            units.append(unit.options(name=f"TransferQueueStorageUnit#{number}", **options).remote(*arguments))
+            units.append(unit.options(name=f"TransferQueueStorageUnit#{number}", **options).remote(**arguments))
         except ValueError as error:
             if "already" not in str(error):
                 raise
-            units.append(unit.options(**options).remote(*arguments))  # of another queue, or one that is ending
+            units.append(unit.options(**options).remote(**arguments))  # of another queue, or one that is ending
     return units
 
 
@@ -225,11 +234,6 @@ def _get(reference: Any, timeout_s: float) -> Any:
         return reference.future().result(timeout_s)
     except concurrent.futures.TimeoutError:
         raise GetTimeoutError(f"no answer within {timeout_s:g} s") from None
-
-
-def _ray_settings(merged: DictConfig) -> RaySettings:
-    section = {} if merged.ray is None else OmegaConf.to_container(merged.ray, resolve=True)
-    return validate_document(RaySettings, section, "ray")
 
 
 def _one_line(error: BaseException) -> str:

@@ -37,6 +37,7 @@ COMMAND_ROLES: dict[type[Any], frozenset[str]] = {
     commands.Commit: _PRODUCE,
     commands.SetTags: _PRODUCE,
     commands.Fetch: _CONSUME,
+    commands.Acknowledge: _CONSUME,
     commands.ResetConsumption: _CONSUME,
     commands.Clear: _CONSUME,
     commands.Lookup: _USE,
@@ -53,6 +54,9 @@ QUEUE_ROLES: dict[type[Any], frozenset[str]] = {
     wire.Adopt: _ADMIN,
     wire.Look: _ADMIN,
     wire.Trace: _ADMIN,
+    wire.Drain: _ADMIN,
+    wire.Relocate: _ADMIN,
+    wire.Retire: _ADMIN,
 }
 """Requests about all of the queue: for a principal with the prefix ``""`` only."""
 

@@ -200,6 +200,10 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
+            if self.access is not None and self.access.limited:  # its copies of blocks would belong to no partition
+                raise RequestError(
+                    "a queue whose policy keeps tenants apart cannot be drained; stop its producers first"
+                )
             return self.drains.serve(session, body, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())

@@ -17,8 +17,10 @@ from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.zmq_utils import ZMQServerInfo, process_zmq_server_info
 
 import transfer_queue as tq
+from transfer_queue.compat import actors as compat_actors
 from transfer_queue.compat.actors import ControllerHost, StorageUnitHost
 from transfer_queue.errors import ConnectionLostError, StartError
+from transfer_queue.launch import actor_class
 from transfer_queue.sampler import GRPOGroupNSampler
 
 HOST = "127.0.0.1"
@@ -116,4 +118,6 @@ def test_the_names_at_the_top_level_are_the_same_objects() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         assert tq.TransferQueueController is TransferQueueController  # type: ignore[attr-defined]
         assert tq.SimpleStorageUnit is SimpleStorageUnit  # type: ignore[attr-defined]
+        assert compat_actors.SimpleStorageUnit is SimpleStorageUnit is actor_class.SimpleStorageUnit
+        assert compat_actors.TransferQueueController is TransferQueueController is actor_class.TransferQueueController
         assert tq.ZMQServerInfo is ZMQServerInfo

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 import ray
+import ray.util.state
 import torch
 from tensordict import TensorDict
+from transfer_queue.controller import TransferQueueController
+from transfer_queue.storage.simple_storage import SimpleStorageUnit
+from transfer_queue.utils.common import get_node_round_robin_scheduling_strategies, get_placement_group
+from transfer_queue.utils.zmq_utils import process_zmq_server_info
 
 import transfer_queue as tq
 from tests.integration.ray.cluster import CONF, Driver, RayCluster, wait_for_end
@@ -244,3 +249,63 @@ def test_servers_that_ray_cannot_place_are_reported_and_taken_back(driver: RayCl
         tq.init({**CONF, "ray": {"num_cpus": 5, "start_timeout": 10}})
     wait_until(lambda: not is_named("TransferQueueController"), "the controller's name is free", 30)
     wait_until(lambda: ray.available_resources()["CPU"] == free, "the CPUs are free again", 60)
+
+
+def test_options_that_a_program_replaces_place_the_servers_that_init_starts(
+    driver: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, set[str]]] = []
+
+    def patched(kind: Any) -> Any:
+        own = kind.options
+
+        def options(**given: Any) -> Any:
+            seen.append((kind.__name__, set(given)))
+            return own(**{**given, "num_cpus": 0.25})
+
+        return options
+
+    for kind in (TransferQueueController, SimpleStorageUnit):
+        monkeypatch.setattr(kind, "options", patched(kind))
+    tq.init(CONF)
+    tq.kv_batch_put(["a"], "p", column([1]))
+    assert [name for name, _ in seen] == ["TransferQueueController", "SimpleStorageUnit"]
+    assert all("num_cpus" in given for _, given in seen)
+    states = ray.util.state.list_actors(detail=True, filters=[("state", "=", "ALIVE")])
+    cpus = {state.class_name: state.required_resources.get("CPU") for state in states}
+    assert (cpus["ControllerActor"], cpus["StorageUnitActor"]) == (0.25, 0.25)
+
+
+def test_the_named_controller_answers_the_calls_of_earlier_releases(driver: RayCluster) -> None:
+    merged = tq.init(CONF)
+    assert merged is not None
+    tq.kv_batch_put(["a", "b"], "p", column([1], [2]), tags=[{"n": 1}, {"n": 2}])
+    controller = ray.get_actor("TransferQueueController", NAMESPACE)
+    config = ray.get(controller.get_config.remote())
+    assert config.controller.zmq_info == merged.controller.zmq_info == process_zmq_server_info(controller)
+    assert ray.get(controller.list_partitions.remote()) == ["p"]
+    meta = ray.get(controller.get_metadata.remote(["x"], "p", mode="fetch", task_name="t", batch_size=1))
+    assert meta.global_indexes == [0]
+    _, consumed = ray.get(controller.get_consumption_status.remote("p", "t"))
+    assert consumed.tolist() == [1, 0]
+    _, produced = ray.get(controller.get_production_status.remote("p", ["x"]))
+    assert produced.tolist() == [[1], [1]]
+    assert ray.get(controller.reset_consumption.remote("p", "t")) is True
+    assert ray.get(controller.kv_retrieve_keys.remote([1, 0], "p")) == ["b", "a"]
+    assert ray.get(controller.kv_retrieve_meta.remote(["b"], "p")).global_indexes == [1]
+    ray.get(controller.clear_partition.remote("p"))
+    assert tq.get_client().get_partition_list() == []
+
+
+def test_actors_of_a_program_are_placed_by_the_helpers_of_earlier_releases(driver: RayCluster) -> None:
+    group = get_placement_group(2, num_cpus_per_actor=0.25)
+    assert [bundle["CPU"] for bundle in group.bundle_specs] == [0.25, 0.25]
+    ray.util.remove_placement_group(group)
+    strategies = get_node_round_robin_scheduling_strategies(3)
+    assert [strategy.node_id for strategy in strategies] == [ray.nodes()[0]["NodeID"]] * 3
+    with pytest.raises(ValueError, match=r"required_node_resource.*'no_such_thing'"):
+        get_node_round_robin_scheduling_strategies(1, "no_such_thing")
+    with pytest.raises(ValueError, match="num_actors"):
+        get_node_round_robin_scheduling_strategies(0)
+    with pytest.raises(ValueError, match="num_ray_actors"):
+        get_placement_group(0)

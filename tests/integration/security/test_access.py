@@ -76,6 +76,10 @@ CONTROLLER_REQUESTS: dict[str, Callable[[str], Any]] = {
     "Adopt": lambda partition: wire.Adopt(),
     "Look": lambda partition: wire.Look(),
     "Trace": lambda partition: wire.Trace(1),
+    "Acknowledge": lambda partition: commands.Acknowledge(partition, "t", _INDEX),
+    "Drain": lambda partition: wire.Drain("u0"),
+    "Relocate": lambda partition: wire.Relocate(0, []),
+    "Retire": lambda partition: wire.Retire(0),
 }
 UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Put": lambda block, scope: wire.Put(block, 0.0, scope),
@@ -86,7 +90,8 @@ UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Open": lambda block, scope: wire.Open([block]),
 }
 OTHERWISE_TESTED = {
-    "Hello", "Announce", "Cancel", "Join", "UnitReport", "ReportOrphans", "ListPartitions", "Abort", "Release", "Stats",
+    "Hello", "Announce", "Cancel", "Holding", "Join", "UnitReport", "ReportOrphans", "ListPartitions", "Abort",
+    "Release", "Stats",
 }  # fmt: skip
 """Handshakes, notices about what is the sender's own, and what shows nothing of others."""
 
