@@ -17,8 +17,8 @@ _TICK_S = 0.01
 class Proxy:
     """Passes connections on to ``target`` (host:port). The attributes are faults; set them from any thread.
 
-    ``delay_s``: longest delay of what is read at a time. ``held``: nothing passes in either direction. ``repeat``: share
-    of what is read at a time that is sent twice.
+    ``delay_s``: longest delay of what is read at a time. ``held``: nothing passes in either direction. ``repeat``:
+    share of what is read at a time that is sent twice.
     """
 
     def __init__(self, target: str, seed: int) -> None:
