@@ -27,10 +27,17 @@ class Load:
     address: str
     writers: int = 2
     readers: int = 2
+    partition: str = PARTITION
+    lease_s: float = 0.0
+    """More than 0: rows count as delivered once they are acknowledged."""
+    pause_s: float = 0.0
+    """How long a reader takes for a batch."""
     acknowledged: list[int] = field(default_factory=list)
     """Rows whose put returned."""
     delivered: list[int] = field(default_factory=list)
     """Rows that a fetch returned, as often as it did."""
+    indexes: set[int] = field(default_factory=set)
+    """Global indexes of the delivered rows."""
     wrong: list[int] = field(default_factory=list)
     """Rows whose bytes were not what was put."""
     errors: list[str] = field(default_factory=list)
@@ -88,7 +95,7 @@ class Load:
                 rows = torch.arange(first, first + ROWS)
                 data = TensorDict({"number": rows, "x": rows[:, None].expand(ROWS, WIDTH).clone()}, batch_size=[ROWS])
                 try:
-                    client.put(data, partition_id=PARTITION)
+                    client.put(data, partition_id=self.partition)
                 except TransferQueueError as error:
                     self.refused.append(f"{type(error).__name__}: {error}")
                     continue
@@ -102,7 +109,9 @@ class Load:
         try:
             while not self._reading.is_set():
                 try:
-                    meta = client.get_meta(["number", "x"], ROWS, PARTITION, task_name="train", timeout=0.5)
+                    meta = client.get_meta(
+                        ["number", "x"], ROWS, self.partition, task_name="train", timeout=0.5, lease=self.lease_s
+                    )
                     if not meta.size:
                         continue
                 except TimeoutError:
@@ -129,8 +138,18 @@ class Load:
         for number, row in zip(numbers, wide.unbind(), strict=True):
             if not bool((row == number).all()):
                 self.wrong.append(number)
+        if self.lease_s:
+            self._acknowledge(client, meta)
         self.delivered.extend(numbers)
+        self.indexes.update(meta.global_indexes)
+        self._reading.wait(self.pause_s)
         client.clear_samples(meta)
+
+    def _acknowledge(self, client: tq.TransferQueueClient, meta: tq.BatchMeta) -> None:
+        try:
+            client.ack(meta, "train")
+        except TransferQueueError as error:
+            self.errors.append(f"ack: {type(error).__name__}: {error}")
 
 
 def percentile(values: list[float], share: float) -> float:

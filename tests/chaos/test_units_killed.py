@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 TIMING = {"heartbeat": 0.3, "peerTimeout": 10.0, "reconnectGrace": 20.0}
 """A unit is not given up while this machine takes its time to start it anew."""
-KILLS = int(os.environ.get("TQ_CHAOS_KILLS", "5"))
+KILLS = int(os.environ.get("TQ_CHAOS_KILLS", "2"))
 
 
 def restart(stack: Stack, number: int) -> None:

@@ -141,12 +141,16 @@ class Stack:
     def address(self) -> str:
         return str(self.controller.ready["address"])
 
+    def address_for_units(self) -> str:
+        """Where storage units reach the controller."""
+        return self.address
+
     def add_unit(self, name: str, wait: bool = True) -> Process:
         config = {
             "name": name,
             "port": 0,
             "metricsPort": 0,
-            "controller": [self.address],
+            "controller": [self.address_for_units()],
             "capacity": self._capacity,
             "prefault": self._prefault,
             "timing": TIMING,

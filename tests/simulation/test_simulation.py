@@ -89,6 +89,8 @@ class History:
         assert self.world.server.failure is None
         blocks = self.world.server.controller.core.blocks
         for slot in blocks.live_slots().tolist():
+            if blocks.unit.items[slot] in self.world.server.controller.core.units.lost:
+                continue  # given up, though it may come back
             unit = self._unit(blocks.unit.items[slot])
             assert blocks.block.items[slot] in unit.blocks, "a row refers to a block that its unit does not hold"
         if self.steps % 50 == 0:

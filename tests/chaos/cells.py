@@ -1,0 +1,284 @@
+"""The fault matrix: each cell does something to one part of a queue under load, and says when that is over."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.chaos.load import Load
+from tests.chaos.proxy import Proxy
+from tests.integration.stack import ROOT, Process, Stack
+from tests.waiting import wait_until
+from transfer_queue.errors import CapacityError
+
+__all__ = ["CELLS", "Arena", "Cell", "wait_for_rows"]
+
+HOLD_S = 1.0
+"""How long a fault lasts that does not end by itself."""
+DEADLINE_S = 120.0
+
+
+@dataclass
+class Arena:
+    """``link`` is between clients and the controller, ``unit_link`` between storage units and the controller."""
+
+    stack: Stack
+    link: Proxy
+    unit_link: Proxy
+    load: Load
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``inflict`` returns when the fault is over. ``lease_s``, ``pause_s``: of the load."""
+
+    part: str
+    fault: str
+    inflict: Callable[[Arena], None]
+    lease_s: float = 0.0
+    pause_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}: {self.fault}"
+
+
+def hold() -> None:
+    threading.Event().wait(HOLD_S)
+
+
+def wait_for_rows(load: Load, more: int, what: str) -> None:
+    wanted = len(load.delivered) + more
+    wait_until(lambda: len(load.delivered) >= wanted or bool(load.errors), what, DEADLINE_S)
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+def _controller(arena: Arena) -> Process:
+    return arena.stack.controller
+
+
+def _unit(arena: Arena) -> Process:
+    return arena.stack.units[0]
+
+
+def _start_again(arena: Arena, process: Process) -> None:
+    if process is arena.stack.controller:
+        arena.stack.restart_controller()
+    else:
+        process.spawn()
+        process.wait_ready(DEADLINE_S)
+
+
+def _killed(part: Callable[[Arena], Process]) -> Callable[[Arena], None]:
+    def inflict(arena: Arena) -> None:
+        process = part(arena)
+        process.kill()
+        _start_again(arena, process)
+
+    return inflict
+
+
+def _restarted(part: Callable[[Arena], Process]) -> Callable[[Arena], None]:
+    def inflict(arena: Arena) -> None:
+        process = part(arena)
+        process.stop()
+        _start_again(arena, process)
+
+    return inflict
+
+
+def _stopped(part: Callable[[Arena], Process]) -> Callable[[Arena], None]:
+    def inflict(arena: Arena) -> None:
+        process = part(arena)
+        process.process.send_signal(signal.SIGSTOP)
+        hold()
+        process.process.send_signal(signal.SIGCONT)
+
+    return inflict
+
+
+def _everything_killed(arena: Arena) -> None:
+    processes = [*arena.stack.units, arena.stack.controller]
+    for process in processes:
+        process.kill()
+    arena.stack.restart_controller()
+    for unit in arena.stack.units:
+        unit.spawn()
+    for unit in arena.stack.units:
+        unit.wait_ready(DEADLINE_S)
+
+
+_VICTIM = """
+import sys, transfer_queue as tq
+client = tq.TransferQueueClient("victim", sys.argv[1])
+meta = client.get_meta(["number", "x"], 8, sys.argv[2], task_name="train", timeout=120, lease=float(sys.argv[3]))
+print(*meta.global_indexes, flush=True)
+sys.stdin.readline()
+client.ack(meta, "train")
+print("acknowledged", flush=True)
+"""
+_VICTIM_LEASE_S = 2.0
+
+
+def _victim(arena: Arena) -> tuple[subprocess.Popen[str], set[int]]:
+    """A consumer that has not acknowledged the rows it has taken, and their indexes."""
+    command = [sys.executable, "-c", _VICTIM, arena.link.address, arena.load.partition, str(_VICTIM_LEASE_S)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    victim = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    assert victim.stdout is not None
+    return victim, {int(index) for index in victim.stdout.readline().split()}
+
+
+def _wait_for_return(arena: Arena, taken: set[int]) -> None:
+    assert len(taken) == 8
+    wait_until(lambda: taken <= arena.load.indexes, "what it had comes to others", DEADLINE_S)
+
+
+def _consumer_killed(arena: Arena) -> None:
+    victim, taken = _victim(arena)
+    with victim:
+        victim.kill()
+    _wait_for_return(arena, taken)
+
+
+def _consumer_stopped(arena: Arena) -> None:
+    """Its lease runs out; what it acknowledges when it goes on does no harm."""
+    victim, taken = _victim(arena)
+    with victim:
+        victim.send_signal(signal.SIGSTOP)
+        _wait_for_return(arena, taken)
+        victim.send_signal(signal.SIGCONT)
+        assert victim.communicate("\n", timeout=DEADLINE_S)[0] == "acknowledged\n"
+
+
+def _nothing(arena: Arena) -> None:
+    wait_for_rows(arena.load, 100, "a slow consumer gets rows")
+
+
+# -------------------------------------------------------------------------------------------------------------- network
+
+
+def _delayed(link: Callable[[Arena], Proxy]) -> Callable[[Arena], None]:
+    def inflict(arena: Arena) -> None:
+        link(arena).delay_s = 0.2
+        hold()
+        link(arena).heal()
+
+    return inflict
+
+
+def _partitioned(link: Callable[[Arena], Proxy]) -> Callable[[Arena], None]:
+    def inflict(arena: Arena) -> None:
+        link(arena).held = True
+        hold()
+        link(arena).heal()
+
+    return inflict
+
+
+def _half_open(link: Callable[[Arena], Proxy]) -> Callable[[Arena], None]:
+    return lambda arena: link(arena).freeze()
+
+
+def _wait_for_spoiling(link: Proxy) -> None:
+    before = link.spoilt
+    wait_until(lambda: link.spoilt > before, "bytes are repeated", DEADLINE_S)
+
+
+def _repeated(arena: Arena) -> None:
+    arena.link.repeat = 0.3
+    _wait_for_spoiling(arena.link)
+    arena.link.heal()
+
+
+def _link(arena: Arena) -> Proxy:
+    return arena.link
+
+
+def _unit_link(arena: Arena) -> Proxy:
+    return arena.unit_link
+
+
+# ------------------------------------------------------------------------------------------------------------ resources
+
+
+def _disk_full(arena: Arena) -> None:
+    """The controller cannot write its journal any more, ends, and is started when there is room again."""
+    controller = arena.stack.controller
+    files = (arena.stack.folder / "journal").iterdir()
+    size = max(path.stat().st_size for path in files)
+    resource.prlimit(controller.process.pid, resource.RLIMIT_FSIZE, (size, size))
+    wait_until(lambda: controller.process.poll() is not None, "the controller ends", DEADLINE_S)
+    assert controller.process.returncode != 0
+    controller._close_pipes()
+    arena.stack.restart_controller()
+
+
+def _memory_full(arena: Arena) -> None:
+    client = tq.TransferQueueClient("filler", arena.link.address)
+    filler = TensorDict({"x": torch.zeros(1, 1 << 20, dtype=torch.uint8)}, batch_size=[1])
+    try:
+        while True:
+            client.put(filler, partition_id="filler")
+    except CapacityError:
+        client.clear_partition("filler")
+    finally:
+        client.close()
+
+
+def _no_descriptors(part: Callable[[Arena], Process]) -> Callable[[Arena], None]:
+    """Nobody new is let in; those who are in go on."""
+
+    def inflict(arena: Arena) -> None:
+        process = part(arena).process
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        used = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir()) + 1
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, limits[1]))
+        made: list[tq.TransferQueueClient] = []
+        attempt = threading.Thread(target=lambda: made.append(tq.TransferQueueClient("late", arena.link.address)))
+        attempt.start()
+        wait_for_rows(arena.load, 40, "those who are in go on")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        attempt.join(DEADLINE_S)
+        assert len(made) == 1
+        made[0].close()
+
+    return inflict
+
+
+CELLS = [
+    Cell("controller", "kill -9", _killed(_controller)),
+    Cell("controller", "restart", _restarted(_controller)),
+    Cell("controller", "stop and continue", _stopped(_controller)),
+    Cell("controller", "full disk", _disk_full),
+    Cell("controller", "no descriptors", _no_descriptors(_controller)),
+    Cell("storage unit", "kill -9", _killed(_unit)),
+    Cell("storage unit", "restart", _restarted(_unit)),
+    Cell("storage unit", "stop and continue", _stopped(_unit)),
+    Cell("storage unit", "full memory", _memory_full),
+    Cell("storage unit", "no descriptors", _no_descriptors(_unit)),
+    Cell("all servers", "kill -9", _everything_killed),
+    Cell("consumer", "kill -9", _consumer_killed, lease_s=60.0),
+    Cell("consumer", "stop and continue", _consumer_stopped, lease_s=60.0),
+    Cell("consumer", "slow", _nothing, pause_s=0.05),
+    Cell("clients' network", "delay", _delayed(_link)),
+    Cell("clients' network", "partition", _partitioned(_link)),
+    Cell("clients' network", "half-open", _half_open(_link)),
+    Cell("clients' network", "repeated bytes", _repeated),
+    Cell("units' network", "delay", _delayed(_unit_link)),
+    Cell("units' network", "partition", _partitioned(_unit_link)),
+    Cell("units' network", "half-open", _half_open(_unit_link)),
+]
