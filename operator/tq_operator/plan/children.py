@@ -29,7 +29,7 @@ from tq_operator.plan.settings import (
 from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import Master, SsdOffload
 
-__all__ = ["CONFIG_ANNOTATION", "desired_children", "uses_storage_units"]
+__all__ = ["CONFIG_ANNOTATION", "desired_children", "drains", "uses_storage_units"]
 
 CONFIG_ANNOTATION = f"{GROUP}/config"
 """On pod templates: hash of the file that the process reads, so that a change of settings restarts it."""
@@ -48,6 +48,12 @@ _MASTER_READY = (
 def uses_storage_units(queue: Queue) -> bool:
     """Whether the operator runs the storage of this backend."""
     return queue.spec.backend.kind in {"simple", "mooncake", "yuanrong"}
+
+
+def drains(queue: Queue) -> bool:
+    """Whether storage pods move their rows before they stop. With Mooncake that takes buffers which do not fit beside
+    the segment into the memory of its pod."""
+    return queue.spec.backend.simple is not None and queue.spec.storage.drain_seconds > 0
 
 
 def desired_children(queue: Queue, images: Images) -> list[Manifest]:
@@ -158,8 +164,8 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ],
         volumes=volumes,
         capabilities=capabilities,
-        before_stop=_python("transfer_queue.client.draining", "storage.yaml") if part.drain_seconds else [],
-        stop_seconds=part.drain_seconds + _END_SECONDS if part.drain_seconds else 0,
+        before_stop=_python("transfer_queue.client.draining", "storage.yaml") if drains(queue) else [],
+        stop_seconds=part.drain_seconds + _END_SECONDS if drains(queue) else 0,
     )
     template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
     chosen = selector(queue.name, "storage")

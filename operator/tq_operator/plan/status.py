@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, StorageStatus
-from tq_operator.plan.children import uses_storage_units
+from tq_operator.plan.children import drains, uses_storage_units
 from tq_operator.plan.names import selector
 from tq_operator.plan.problems import Problem, worst_problem
 from tq_operator.plan.queue import Manifest, Queue
@@ -113,7 +113,7 @@ def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
 
 def _leaving(queue: Queue, seen: Observation) -> list[str]:
     """Storage pods that move their rows to the others, and then stop."""
-    if not queue.spec.storage.drain_seconds:
+    if not drains(queue):
         return []
     ending = [pod["metadata"] for pod in seen.pods if "deletionTimestamp" in pod["metadata"]]
     prefix = queue.child("storage") + "-"
