@@ -173,7 +173,7 @@ def watch(processes: dict[str, psutil.Process], seconds: float) -> dict[str, lis
 
 def faults(samples: dict[str, list[tuple[int, int]]], strict: bool) -> list[str]:
     """What grew from the second fifth of the run, when all is warm, to the last. Without ``strict`` the run was too
-    short to tell memory that is still being taken into use from memory that is lost: twice the growth is let pass."""
+    short to tell memory that is still being taken into use from memory that is lost: four times as much is let pass."""
     found = []
     for name, values in samples.items():
         fifth = max(1, len(values) // 5)
