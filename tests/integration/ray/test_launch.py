@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import ray
-import ray.util.state
 import torch
 from tensordict import TensorDict
 from transfer_queue.controller import TransferQueueController
@@ -269,11 +268,11 @@ def test_options_that_a_program_replaces_place_the_servers_that_init_starts(
         monkeypatch.setattr(kind, "options", patched(kind))
     tq.init(CONF)
     tq.kv_batch_put(["a"], "p", column([1]))
-    assert [name for name, _ in seen] == ["TransferQueueController", "SimpleStorageUnit"]
+    assert [name for name, _ in seen] == ["TransferQueueController", "SimpleStorageUnit", "SimpleStorageUnit"]
     assert all("num_cpus" in given for _, given in seen)
-    states = ray.util.state.list_actors(detail=True, filters=[("state", "=", "ALIVE")])
-    cpus = {state.class_name: state.required_resources.get("CPU") for state in states}
-    assert (cpus["ControllerActor"], cpus["StorageUnitActor"]) == (0.25, 0.25)
+    total = ray.cluster_resources()["CPU"]
+    wait_until(lambda: total - ray.available_resources()["CPU"] == 0.75, "each of three servers reserves 0.25 CPUs", 60)
+    tq.close()
 
 
 def test_the_named_controller_answers_the_calls_of_earlier_releases(driver: RayCluster) -> None:
@@ -295,6 +294,7 @@ def test_the_named_controller_answers_the_calls_of_earlier_releases(driver: RayC
     assert ray.get(controller.kv_retrieve_meta.remote(["b"], "p")).global_indexes == [1]
     ray.get(controller.clear_partition.remote("p"))
     assert tq.get_client().get_partition_list() == []
+    tq.close()
 
 
 def test_actors_of_a_program_are_placed_by_the_helpers_of_earlier_releases(driver: RayCluster) -> None:
