@@ -353,8 +353,9 @@ class Model:
                 self._leave([wait])
 
     def _leave(self, waits: list[Wait]) -> None:
-        for wait in waits:
+        for wait in waits:  # none of them gets what the others leave
             self.waits.remove(wait)
+        for wait in waits:
             if isinstance(wait.command, Commit):
                 self._admit()
             else:
