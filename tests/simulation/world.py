@@ -108,6 +108,7 @@ class Link:
         self.to = peer
         self.closed = False
         self.context: Any = None
+        self.principal: Any = None
         self.peer = ""
         self._in = self._out = 0.0
 
