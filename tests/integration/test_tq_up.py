@@ -133,7 +133,7 @@ def two_backends(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (unknown_field, 'unknown field "spec.storage.replics"; did you mean replicas? allowed: affinity, annotations, capacity,'),
+        (unknown_field, 'unknown field "spec.storage.replics"; did you mean replicas? allowed: affinity,'),
         (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
         (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
     ],
