@@ -97,7 +97,10 @@ class Drawer:
             known = subscription.task.batches.get((draw.rank, draw.batch))
             if known is not None:
                 return self._repeat(partition, subscription, command, draw, known)
-        if not may_take or subscription.ready.available < draw.needs:
+        if not may_take:
+            return _TOO_FEW
+        self._give_up_stale(partition, subscription, draw)
+        if subscription.ready.available < draw.needs:
             return _TOO_FEW
         taken = self._take(partition, subscription, draw)
         if taken is None:
@@ -126,6 +129,14 @@ class Drawer:
         lease = self._leases.grant(partition, task, partition.log.origin[0], ordinals, seconds, dealt)
         partition.lease(task, rows, lease, subscription)
 
+    def _give_up_stale(self, partition: Partition, subscription: Subscription, draw: Draw) -> None:
+        """Rows older than the draw allows are consumed, whether or not there are enough of the others."""
+        ready = subscription.ready
+        if draw.oldest is None or not isinstance(ready, ReadyPriorities) or ready.unusable:
+            return
+        if row_count(stale := ready.stale(draw.oldest)):
+            partition.consume(subscription.task, stale, CONSUMED, subscription)
+
     def _take(
         self, partition: Partition, subscription: Subscription, draw: Draw
     ) -> tuple[Rows, list[list[int]] | None] | None:
@@ -144,8 +155,6 @@ class Drawer:
             picked = ready.pick(draw.rows, draw.seed or 0)
             return None if picked is None else (picked, None)
         if isinstance(ready, ReadyPriorities):
-            if draw.oldest is not None and row_count(stale := ready.stale(draw.oldest)):
-                partition.consume(subscription.task, stale, CONSUMED, subscription)
             oldest = -math.inf if draw.oldest is None else draw.oldest
             return None if ready.count_since(oldest) < draw.rows else (ready.take(draw.rows, oldest), None)
         assert isinstance(ready, ReadyRows | ReadyGroups)

@@ -57,16 +57,19 @@ def test_core_chooses_what_the_sampler_chooses_from_a_plain_list(name: str, step
     sampler: PlannedSampler = MAKERS[name]()
     plain, core = Plain(), ControlCore(sampler=MAKERS[name](), journal=True)
     consumed: set[int] = set()
-    ordinal = batch = 0
+    # Groups of a controller are rows 0 to n-1, n to 2n-1, ...; of a plain list, any n consecutive ones. They are the
+    # same while whole groups come and go.
+    batch = 0
+    group = sampler.group
     records: list[Any] = []
     for number, (what, a, b) in enumerate(steps):
         if what == "put":
+            a *= group
             tags = [tag((b + i) % 6) for i in range(a)]
             done = core.apply(put("p", a, "x", block=number + 1, tags=tags), 0)
             plain.tags.update(zip(rows(c.Batch(done.indexes)), tags, strict=True))
-            ordinal += a
         elif what == "clear":
-            gone = [index for index in range(a, a + b) if index in plain.tags]
+            gone = [index for index in range(a * group, (a + b) * group) if index in plain.tags]
             core.apply(c.Clear("p", indexes=i64(*gone)), 0)
             for index in gone:
                 del plain.tags[index]
@@ -88,6 +91,22 @@ def test_core_chooses_what_the_sampler_chooses_from_a_plain_list(name: str, step
     again = ControlCore(sampler=MAKERS[name](), journal=True)
     again.replay(msgspec.msgpack.decode(msgspec.msgpack.encode(records), type=list[AnyRecord]))
     assert again.fingerprint() == core.fingerprint()
+
+
+def test_groups_of_a_controller_stay_those_of_the_partition_s_start() -> None:
+    core = ControlCore(sampler=TokenBudgetSampler(12, 1, 2))
+    core.apply(put("p", 3, "x", block=1, tags=[tag(0)] * 3), 0)
+    core.apply(c.Clear("p", indexes=i64(0)), 0)
+    assert rows(core.apply(fetch("p", "x", 2), 0)) == []  # rows 1 and 2 are of different groups
+    core.apply(put("p", 1, "x", block=2, tags=[tag(0)]), 0)
+    assert rows(core.apply(fetch("p", "x", 2, flush=True), 0)) == [2, 3]
+
+
+def test_rows_too_old_are_given_up_also_where_the_others_do_not_suffice() -> None:
+    core = ControlCore(sampler=PrioritySampler(max_staleness=2))
+    core.apply(put("p", 1, "x", block=1, tags=[tag(0)]), 0)
+    assert rows(core.apply(fetch("p", "x", 2, version=3), 0)) == []
+    assert rows(core.apply(fetch("p", "x", 1, version=0), 0)) == []
 
 
 def test_waiting_fetch_is_served_when_the_budget_is_used_up() -> None:
