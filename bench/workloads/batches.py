@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.data import Batch, nbytes
 from bench.peers.base import Peer
+from bench.workloads import Row, Workload
 
 _prepared: dict[str, Any] = {}
 
@@ -34,3 +35,32 @@ def put_get(peer: Peer, name: str, batch: Batch) -> dict[str, float]:
     peer.drop()
     size = nbytes(batch) / 1e9
     return {"put": size / (between - start), "get": size / (end - between), "both": size / (end - start)}
+
+
+def over_tcp(name: str, title: str, target: float) -> Workload:
+    """The workload ``name`` over TCP on loopback. ``target``: GB/s of a put and a get."""
+    return Workload(
+        f"{title}, over TCP",
+        ("ours_tcp", "upstream", "redis_server", "flight"),
+        _rows(name, "TCP", target),
+        ours="ours_tcp",
+    )
+
+
+def through_mooncake(name: str, title: str) -> Workload:
+    """The workload ``name`` through Mooncake over TCP, beside Mooncake itself."""
+    return Workload(
+        f"{title}, through Mooncake over TCP",
+        ("ours_mooncake", "upstream_mooncake", "mooncake_raw"),
+        _rows(name, "Mooncake", None),
+        ours="ours_mooncake",
+        rival="upstream_mooncake",
+    )
+
+
+def _rows(name: str, way: str, target: float | None) -> tuple[Row, ...]:
+    return (
+        Row("put", f"{name} put, {way}", "GB/s", "higher"),
+        Row("get", f"{name} get, {way}", "GB/s", "higher"),
+        Row("both", f"{name} put→get, {way}", "GB/s", "higher", target),
+    )

@@ -26,6 +26,14 @@ def queue(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
 
 
 @pytest.fixture
+def client(stack: Stack) -> Iterator[tq.TransferQueueClient]:
+    """A client of its own, of the module's stack."""
+    made = tq.TransferQueueClient("tester", stack.address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def partition() -> str:
     """A name no other test uses."""
     return uuid.uuid4().hex

@@ -32,6 +32,18 @@ def free_ports(count: int) -> int:
         return first
 
 
+def start_tq(environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    """``tq`` with these arguments; standard output and error are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "transfer_queue.cli", *arguments],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 class QueueCommand:
     """Runs ``tq`` with a resource of a queue called ``test``."""
 
@@ -73,15 +85,8 @@ class QueueCommand:
         self.file.write_text(yaml.safe_dump(self.resource))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """``tq`` with these arguments; standard output and error are pipes."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "transfer_queue.cli", *arguments],
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        """See ``start_tq``."""
+        return start_tq(self.environ, *arguments)
 
     def run(self, *arguments: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
         """``tq`` with these arguments, to its end."""

@@ -26,13 +26,6 @@ def stack() -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture
-def client(stack: Stack) -> Iterator[tq.TransferQueueClient]:
-    made = tq.TransferQueueClient("tester", stack.address)
-    yield made
-    made.close()
-
-
 def put(client: tq.TransferQueueClient, partition: str, count: int) -> None:
     client.put(TensorDict({"x": torch.arange(count)}, batch_size=[count]), partition_id=partition)
 

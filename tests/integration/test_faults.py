@@ -25,13 +25,6 @@ def stack() -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture
-def client(stack: Stack) -> Iterator[tq.TransferQueueClient]:
-    made = tq.TransferQueueClient("tester", stack.address)
-    yield made
-    made.close()
-
-
 def rows(count: int, width: int = 1000) -> TensorDict:
     return TensorDict({"x": torch.arange(count * width).view(count, width)}, batch_size=[count])
 

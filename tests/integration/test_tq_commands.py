@@ -18,6 +18,7 @@ import yaml
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests.integration.queue_command import start_tq
 from tests.integration.stack import ROOT, Stack
 from tests.waiting import wait_until
 
@@ -31,14 +32,7 @@ class Command:
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "TQ_CONTROLLER_ADDRESS": address}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "transfer_queue.cli", *arguments],
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start_tq(self.environ, *arguments)
 
     def __call__(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         """Standard output and error."""

@@ -133,7 +133,11 @@ def two_backends(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (unknown_field, 'unknown field "spec.storage.replics"; did you mean replicas? allowed: affinity,'),
+        (
+            unknown_field,
+            'unknown field "spec.storage.replics"; did you mean replicas? allowed: affinity, annotations, capacity, '
+            "drainSeconds, env, extraContainers, image,",
+        ),
         (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
         (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
     ],

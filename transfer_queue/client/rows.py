@@ -230,8 +230,8 @@ class RowOperations:
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
-                indexes = pack_indexes([metadata.global_indexes[position] for position in positions])
-                await self._engine.request(Acknowledge(partition, task, indexes), self._options.request_s)
+                command = Acknowledge(partition, task, _indexes_at(metadata, positions))
+                await self._engine.request(command, self._options.request_s)
 
         return Operation(work(), _nothing)
 

@@ -92,13 +92,7 @@ class StorageManagerFactory:
     @classmethod
     def register(cls, manager_type: str) -> Callable[[C], C]:
         """Decorator. Raises InvalidTypeError unless the class is a subclass of StorageManager."""
-
-        def add(kind: C) -> C:
-            _check_subclass("manager_type", kind, StorageManager)
-            cls._classes[manager_type] = kind
-            return kind
-
-        return add
+        return _registering(cls._classes, manager_type, "manager_type", StorageManager)
 
     @classmethod
     def create(
@@ -227,13 +221,7 @@ class StorageClientFactory:
     @classmethod
     def register(cls, client_type: str) -> Callable[[C], C]:
         """Decorator. Raises InvalidTypeError unless the class is a subclass of StorageKVClient."""
-
-        def add(kind: C) -> C:
-            _check_subclass("client_type", kind, StorageKVClient)
-            cls._classes[client_type] = kind
-            return kind
-
-        return add
+        return _registering(cls._classes, client_type, "client_type", StorageKVClient)
 
     @classmethod
     def create(cls, client_type: str, config: Mapping[str, Any]) -> StorageKVClient:
@@ -285,9 +273,14 @@ class StorageBootstrapProvider:
         return cls._providers.get(name.lower())
 
 
-def _check_subclass(argument: str, kind: object, base: type) -> None:
-    if not isinstance(kind, type) or not issubclass(kind, base):
-        raise InvalidTypeError(f"{argument}: {kind!r} must be a subclass of {base.__name__}")
+def _registering(classes: dict[str, Any], name: str, argument: str, base: type) -> Callable[[C], C]:
+    def add(kind: C) -> C:
+        if not isinstance(kind, type) or not issubclass(kind, base):
+            raise InvalidTypeError(f"{argument}: {kind!r} must be a subclass of {base.__name__}")
+        classes[name] = kind
+        return kind
+
+    return add
 
 
 for _kind in (AsyncSimpleStorageManager, MooncakeStorageManager, YuanrongStorageManager, RayStorageManager):

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
-from transfer_queue.config.processes import (
-    SMALLEST_CAPACITY,
-    BackendChoice,
-    ControllerConfig,
-    SamplerChoice,
-    StorageUnitConfig,
-)
+from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
 from transfer_queue.errors import ConfigError
 
@@ -38,16 +32,14 @@ class LocalPlan:
     def with_backend_settings(self, settings: dict[str, Any]) -> LocalPlan:
         """The plan with further settings of the backend, for example the endpoints of a master that was started."""
         choice = self.controller.backend
-        update = {"backend": choice.model_copy(update={"settings": {**choice.settings, **settings}})}
-        return replace(
-            self,
-            controller=self.controller.model_copy(update=update),
-            units=tuple(unit.model_copy(update=update) for unit in self.units),
-        )
+        return self._on(choice.model_copy(update={"settings": {**choice.settings, **settings}}))
 
     def with_backend_kind(self, kind: str) -> LocalPlan:
         """The plan with its units on another backend, with that backend's default settings."""
-        update = {"backend": BackendChoice(kind=kind)}
+        return self._on(BackendChoice(kind=kind))
+
+    def _on(self, backend: BackendChoice) -> LocalPlan:
+        update = {"backend": backend}
         return replace(
             self,
             controller=self.controller.model_copy(update=update),
@@ -101,7 +93,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     """
     spec = resource.spec
     backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec))
-    capacity = _capacity(resource)
+    capacity = int(spec.unit_capacity)
     return LocalPlan(
         name=resource.metadata.name,
         controller=ControllerConfig(
@@ -140,15 +132,6 @@ def _port(name: str, first: int, number: int) -> int:
     if first + number > 65535:
         raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower {name}")
     return first + number
-
-
-def _capacity(resource: TransferQueue) -> int:
-    """Bytes of each storage unit."""
-    wanted = resource.spec.unit_capacity
-    if wanted < SMALLEST_CAPACITY:
-        name = "spec.backend.mooncake.globalSegmentSize" if resource.spec.backend.mooncake else "spec.storage.capacity"
-        raise ConfigError(f'{name}: "{wanted}" is too small for a storage unit; use at least 1Mi')
-    return int(wanted)
 
 
 def _backend_settings(spec: Spec) -> dict[str, Any]:

@@ -293,7 +293,7 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
-            self.core.cancel(session.writer, None, self._loop.time())
+            self.core.cancel(session.writer, None, now)
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue.errors import InvalidInputError
-from transfer_queue.sampler.planned import Draw, PlannedSampler, check_positive, rank_and_batch
+from transfer_queue.sampler.planned import Draw, PlannedSampler, check_groups, check_positive, rank_and_batch
 
 __all__ = ["GRPOGroupNSampler"]
 
@@ -24,9 +23,6 @@ class GRPOGroupNSampler(PlannedSampler):
         self.group = n_samples_per_prompt
 
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
-        if batch_size % self.group:
-            raise InvalidInputError(
-                f"batch_size must be a multiple of n_samples_per_prompt ({self.group}); got {batch_size}"
-            )
+        check_groups(batch_size, self.group)
         rank, batch = rank_and_batch(params, required=False)
         return Draw(batch_size, 1, rank, batch)

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 from transfer_queue.errors import InvalidInputError
 from transfer_queue.sampler.base import BaseSampler
 
-__all__ = ["ByPriority", "ByWeight", "Draw", "PlannedSampler", "check_positive", "rank_and_batch", "tag_number"]
+__all__ = [
+    "ByPriority",
+    "ByWeight",
+    "Draw",
+    "PlannedSampler",
+    "check_groups",
+    "check_positive",
+    "rank_and_batch",
+    "tag_number",
+]
 
 
 class ByPriority(NamedTuple):
@@ -149,6 +158,14 @@ class PlannedSampler(BaseSampler):
         next_rows = self._lowest(ready, None)[: draw.rows]
         shares = self.fit(total_lengths(next_rows, partition), draw) if next_rows else None
         return [[next_rows[position] for position in share] for share in shares or []]
+
+
+def check_groups(batch_size: int, n_samples_per_prompt: int) -> None:
+    """Raises InvalidInputError unless the batch is of whole groups."""
+    if batch_size % n_samples_per_prompt:
+        raise InvalidInputError(
+            f"batch_size must be a multiple of n_samples_per_prompt ({n_samples_per_prompt}); got {batch_size}"
+        )
 
 
 def check_positive(name: str, value: object) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidInputError
-from transfer_queue.sampler.planned import Draw, PlannedSampler, check_positive, rank_and_batch
+from transfer_queue.sampler.planned import Draw, PlannedSampler, check_groups, check_positive, rank_and_batch
 
 __all__ = ["TokenBudgetSampler"]
 
@@ -37,10 +37,7 @@ class TokenBudgetSampler(PlannedSampler):
         self.group = n_samples_per_prompt
 
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
-        if batch_size % self.group:
-            raise InvalidInputError(
-                f"batch_size must be a multiple of n_samples_per_prompt ({self.group}); got {batch_size}"
-            )
+        check_groups(batch_size, self.group)
         if self.dp_size > 1:
             params = {"dp_rank": 0, "batch_index": 0, **params}
         rank, batch = rank_and_batch(params, required=self.dp_size > 1)

@@ -149,10 +149,15 @@ class Store:
     def block_sizes(self, run: str, blocks: Sequence[int]) -> dict[int, int]:
         """block -> bytes, for those of ``blocks`` that exist. Raises ConnectionLostError."""
         keys = {block_key(run, block): block for block in blocks}
-        sizes = {keys[key]: nbytes for key, (nbytes, _) in self.places(self._existing(list(keys))).items()}
+        states = dict(zip(keys, self.verify(list(keys)), strict=True))
+        # The engine logs an error for each key that is not there and whose place it is asked for.
+        found = self.places([key for key, state in states.items() if state == 0])
+        sizes = {keys[key]: nbytes for key, (nbytes, _) in found.items()}
         absent = {key: block for key, block in keys.items() if block not in sizes}
-        if absent and (code := min(self.verify(list(absent)))) not in (0, codes.GONE):
-            raise ConnectionLostError(codes.explain(code, list(absent)))  # places() does not tell
+        if vanished := [key for key in absent if states[key] == 0]:  # or unreachable since: places() does not tell
+            states.update(zip(vanished, self.verify(vanished), strict=True))
+        if absent and (code := min(states[key] for key in absent)) not in (0, codes.GONE):
+            raise ConnectionLostError(codes.explain(code, list(absent)))
         for key, block in absent.items():
             total = 0
             for names in _part_names(key):
