@@ -200,9 +200,9 @@ MODULES = {
 
 EXTENSIONS = {
     "BatchMeta": {"samples"},
-    "StreamingDataset": {"total_samples"},
-    "get_meta": {"timeout"},
-    "async_get_meta": {"timeout"},
+    "StreamingDataset": {"total_samples", "lease"},
+    "get_meta": {"timeout", "lease"},
+    "async_get_meta": {"timeout", "lease"},
     **{
         f"{prefix}{name}": {"zero_copy", "out", "device"}
         for name in ("kv_batch_get", "kv_batch_get_by_meta", "get_data")
