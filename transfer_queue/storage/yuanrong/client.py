@@ -21,6 +21,9 @@ from transfer_queue.wire.messages import Abort, Alloc, Seal
 __all__ = ["YuanrongBackend", "open_backend"]
 
 _ANSWER_S = 30.0
+_DROP_S = 0.1
+"""The data system's client of a worker that is gone takes a whole request's time to end, and holds the interpreter
+meanwhile. So it is let go only at the end, and after those who wait for that have gone on."""
 
 
 class _Fetched:
@@ -45,6 +48,7 @@ class YuanrongBackend:
         self._settings = settings
         self._channels: dict[int, Channel] = {}
         self._workers: dict[str, Worker] = {}
+        self._gone: list[Worker] = []
         self._opening = asyncio.Lock()
         self._closed = False
 
@@ -105,7 +109,9 @@ class YuanrongBackend:
         self._closed = True
         for channel in self._channels.values():
             channel.close()
-        self._channels, self._workers = {}, {}
+        left = [*self._workers.values(), *self._gone]
+        self._channels, self._workers, self._gone = {}, {}, []
+        asyncio.get_running_loop().call_later(_DROP_S, left.clear)
 
     async def _channel(self, unit: UnitInfo) -> Channel:
         self._check_open()
@@ -130,7 +136,9 @@ class YuanrongBackend:
 
     def _forget(self, unit: UnitInfo) -> None:
         """The next call connects anew: the worker may have been restarted."""
-        self._workers.pop(unit.attributes["worker"], None)
+        worker = self._workers.pop(unit.attributes["worker"], None)
+        if worker is not None:
+            self._gone.append(worker)
 
     def _check_open(self) -> None:
         if self._closed:
