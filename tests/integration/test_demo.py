@@ -36,7 +36,9 @@ def test_the_cartpole_job_learns_and_reports(backend: str, tmp_path: Path) -> No
 def test_the_quick_start_file_is_accepted_by_tq(tmp_path: Path) -> None:
     queue = QueueCommand(tmp_path, {"simple": {}})
     done = queue.run("up", "-f", str(ROOT / "examples" / "quickstart.yaml"), "--backend", "none")
-    assert done.stderr == 'error: --backend: Unsupported value: "none": supported values: "simple", "mooncake"\n'
+    assert done.stderr == (
+        'error: --backend: Unsupported value: "none": supported values: "simple", "mooncake", "yuanrong"\n'
+    )
 
 
 def test_the_readme_s_first_put_and_get_runs(tmp_path: Path) -> None:

@@ -49,6 +49,44 @@ client.put(data, partition_id="half")
 """
 
 
+STALLED = """
+import asyncio, sys, torch, transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue.client.session import ControllerSession
+from transfer_queue.control.commands import Commit
+real = ControllerSession.request
+async def late(self, command, timeout_s):
+    if isinstance(command, Commit):
+        print("stored", flush=True)
+        await asyncio.sleep(0.5)
+    return await real(self, command, timeout_s)
+ControllerSession.request = late
+client = tq.TransferQueueClient("stalled", sys.argv[1])
+client.put(TensorDict({"x": torch.ones(4, int(sys.argv[2]))}, batch_size=[4]), partition_id="late")
+print("put", flush=True)
+"""
+
+
+@pytest.mark.parametrize("width", [100, 200_000], ids=["inline", "shared memory"])
+def test_a_client_stalled_between_store_and_commit_until_it_was_given_up_puts_again(
+    stack: Stack, client: tq.TransferQueueClient, width: int
+) -> None:
+    command = [sys.executable, "-c", STALLED, stack.address, str(width)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as stalled:
+        assert stalled.stdout is not None
+        assert stalled.stdout.readline() == b"stored\n"
+        stalled.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: stack.used() > 0, "it has stored")
+            wait_until(lambda: stack.used() == 0, "its session is over, and what it stored is freed")
+        finally:
+            stalled.send_signal(signal.SIGCONT)
+        assert stalled.stdout.read().splitlines() == [b"stored", b"put"]
+    meta = client.get_meta(["x"], 4, partition_id="late", task_name="read")
+    assert client.get_data(meta)["x"].sum() == 4 * width
+
+
 @pytest.mark.parametrize("width", [100, 200_000], ids=["inline", "shared memory"])
 def test_a_client_killed_between_store_and_commit_leaves_storage_at_baseline(
     stack: Stack, client: tq.TransferQueueClient, width: int

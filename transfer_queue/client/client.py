@@ -103,6 +103,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
 
     @property
     def engine(self) -> Engine:
+        """What carries out its requests. Raises NotInitializedError once closed."""
         self._ready()
         return self._engine
 

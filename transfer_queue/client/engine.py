@@ -147,6 +147,10 @@ class Engine:
                 # The unit went away between store and commit, or came back and freed what it did not know.
                 if attempt == 3:
                     raise
+            except RequestError:
+                # So did this client's session, after a stall that was too long; its blocks went with it.
+                if attempt == 3 or all(ref.block >> 32 == self._session.writer for ref, _ in refs):
+                    raise
         raise AssertionError("unreachable")
 
     async def _commit(self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float) -> Committed:

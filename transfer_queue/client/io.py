@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import queue
 import threading
 import weakref
 from collections import deque
@@ -28,7 +29,7 @@ class IoThread:
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
-        self._worker: concurrent.futures.ThreadPoolExecutor | None = None
+        self._worker: _Worker | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._returns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns] = weakref.WeakKeyDictionary()
         started = threading.Event()
@@ -79,8 +80,8 @@ class IoThread:
         """Run a long copy on the worker thread. The copy itself cannot be cancelled: cancellation waits for its end,
         since its memory must stay valid until then."""
         if self._worker is None:
-            self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-copy")
-        future = asyncio.get_running_loop().run_in_executor(self._worker, function)
+            self._worker = _Worker()
+        future = asyncio.wrap_future(self._worker.submit(function))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -93,7 +94,7 @@ class IoThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout_s)
         if self._worker is not None:
-            self._worker.shutdown(wait=False)
+            self._worker.stop()
             self._worker = None
 
     def _start(
@@ -115,6 +116,39 @@ class IoThread:
             self.loop.run_until_complete(asyncio.sleep(0))
         finally:
             self.loop.close()
+
+
+class _Worker:
+    """One daemon thread for functions in turn. Unlike an executor's it serves until the process is gone: clients that
+    close at its end have copies to finish, and memory to give back."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name="tq-copy", daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._work.put((future, function))
+        return future
+
+    def stop(self) -> None:
+        """End after what was submitted."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            self._carry_out(*item)
+            del item  # what it refers to need not live until the next one comes
+
+    @staticmethod
+    def _carry_out(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                future.set_exception(error)
 
 
 class _Outcome:
