@@ -1,9 +1,9 @@
 """Many clients of one queue: ``python -m bench.clients [--clients 8192] [--processes 4]``.
 
-Starts a controller and two storage units on this machine. Each client is an engine of its own, with its own connections
+Starts a controller and storage units on this machine. Each client is an engine of its own, with its own connections
 to the controller and to the units it uses, over TCP; all clients of a process share its one I/O loop. Each puts a row
-of 1 KB and gets it back, again and again, all at once, and checks the bytes. Prints one JSON object: connections,
-operations per second, resident bytes of the servers and of the client processes for each client.
+(1 KB, or ``--row-kb``) and gets it back, again and again, all at once, and checks the bytes. Prints one JSON object:
+connections, operations per second, resident bytes of the servers and of the client processes for each client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from transfer_queue.control.schema import FieldSchema
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.runtime.process import allow_descriptors, new_event_loop
 
-ROW_BYTES = 1024
 OPENING = 256
 """Clients that attach at the same moment."""
 TIMEOUT_S = 300.0
@@ -47,16 +46,16 @@ async def run_copy(function: Any) -> Any:
     return function()
 
 
-def row(number: int, turn: int) -> EncodedBlock:
-    """1 KB that no other client and turn has."""
-    values = np.full(ROW_BYTES // 8, number * 1_000_003 + turn, np.int64)
-    schema = FieldSchema("x", "dense", "int64", (ROW_BYTES // 8,))
+def row(number: int, turn: int, kilobytes: int) -> EncodedBlock:
+    """Numbers that no other client and turn has."""
+    values = np.full(kilobytes * 128, number * 1_000_003 + turn, np.int64)
+    schema = FieldSchema("x", "dense", "int64", (kilobytes * 128,))
     return EncodedBlock(1, [ColumnView(schema, 1, [values.view(np.uint8)], None)])
 
 
-async def one_turn(engine: Engine, number: int, turn: int) -> None:
+async def one_turn(engine: Engine, number: int, turn: int, kilobytes: int) -> None:
     key = f"k{number}"
-    block = row(number, turn)
+    block = row(number, turn, kilobytes)
     await engine.put(block, Commit("clients", keys=[key], wait_s=TIMEOUT_S), timeout_s=TIMEOUT_S)
     lookup = Lookup("clients", keys=[key], require_ready=True)
     loaded = await engine.load(await engine.lookup(lookup, TIMEOUT_S), ["x"], lookup, TIMEOUT_S)
@@ -74,7 +73,7 @@ async def attach_all(address: str, numbers: range) -> list[Engine]:
     return engines
 
 
-async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
+async def clients(address: str, numbers: range, turns: int, kilobytes: int, pipe: Pipe) -> None:
     """One process's share. Talks to the parent between the phases, so that all processes work at the same time."""
     loop = asyncio.get_running_loop()
     waiting = concurrent.futures.ThreadPoolExecutor(1)
@@ -86,16 +85,17 @@ async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
 
     before, threads = own_bytes(psutil.Process()), psutil.Process().num_threads()
     engines = await attach_all(address, numbers)
-    await asyncio.gather(*(one_turn(engine, number, -1) for engine, number in zip(engines, numbers, strict=True)))
+    members = list(zip(engines, numbers, strict=True))
+    await asyncio.gather(*(one_turn(engine, number, -1, kilobytes) for engine, number in members))
     sockets = sum(len(engine.descriptors()) for engine in engines)
     await phase({"sockets": sockets, "rss": own_bytes(psutil.Process()) - before})
 
     async def work(engine: Engine, number: int) -> None:
         for turn in range(turns):
-            await one_turn(engine, number, turn)
+            await one_turn(engine, number, turn, kilobytes)
 
     start = time.perf_counter()
-    await asyncio.gather(*map(work, engines, numbers))
+    await asyncio.gather(*(work(engine, number) for engine, number in members))
     seconds = time.perf_counter() - start
     # The loop that serves the clients is this process's main thread, and a thread of the library in a user's process.
     await phase({"seconds": seconds, "threads": psutil.Process().num_threads() - threads + 1})
@@ -103,19 +103,20 @@ async def clients(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
         await engine.close()
 
 
-def client_process(address: str, numbers: range, turns: int, pipe: Pipe) -> None:
+def client_process(address: str, numbers: range, turns: int, kilobytes: int, pipe: Pipe) -> None:
     allow_descriptors()
     loop = new_event_loop()
-    loop.run_until_complete(clients(address, numbers, turns, pipe))
+    loop.run_until_complete(clients(address, numbers, turns, kilobytes, pipe))
     loop.close()
 
 
-def measure(count: int, processes: int, turns: int) -> dict[str, Any]:
+def measure(count: int, processes: int, turns: int, kilobytes: int = 1, units: int = 2) -> dict[str, Any]:
     """Raises SystemExit if this process may not open as many files as the clients need."""
     limit = allow_descriptors()
     if count + SPARE_DESCRIPTORS > limit:
         sys.exit(f"{count} connections need more than the {limit} open files that are allowed here (ulimit -Hn)")
-    plan = default_plan(units=2).with_backend_settings({"sharedMemory": False})
+    room = 3 * count * kilobytes * 1024 // units  # rows are overwritten: an old and a new one, and one under way
+    plan = default_plan(units=units, unit_capacity=max(2**30, room)).with_backend_settings({"sharedMemory": False})
     stack = LocalStack(plan).start()
     context = multiprocessing.get_context("spawn")
     workers = []
@@ -126,7 +127,7 @@ def measure(count: int, processes: int, turns: int) -> dict[str, Any]:
         pipes = []
         for start, stop in itertools.pairwise(bounds):
             mine, theirs = context.Pipe()
-            arguments = (stack.controller_address, range(start, stop), turns, theirs)
+            arguments = (stack.controller_address, range(start, stop), turns, kilobytes, theirs)
             workers.append(context.Process(target=client_process, args=arguments, daemon=True))
             workers[-1].start()
             theirs.close()
@@ -150,6 +151,8 @@ def measure(count: int, processes: int, turns: int) -> dict[str, Any]:
         "processes": processes,
         "connections": sum(report["sockets"] for report in attached),
         "operations_per_s": round(2 * count * turns / max(report["seconds"] for report in worked)),
+        "gigabytes_put_and_got": round(2 * count * turns * kilobytes * 1024 / 1e9, 1),
+        "seconds": round(max(report["seconds"] for report in worked), 1),
         "threads": max(report["threads"] for report in worked),
         "server_bytes_per_client": {name: round((after[name] - before[name]) / count) for name in servers},
         "client_bytes_per_client": round(sum(report["rss"] for report in attached) / count),
@@ -161,8 +164,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1024)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--row-kb", type=int, default=1)
+    parser.add_argument("--units", type=int, default=2)
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.clients, arguments.processes, arguments.turns), indent=1))
+    print(
+        json.dumps(
+            measure(arguments.clients, arguments.processes, arguments.turns, arguments.row_kb, arguments.units),
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":
