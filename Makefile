@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
+IN_PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -25,10 +26,10 @@ ifeq ($(CI),true)
 	@$(MAKE) --no-print-directory check
 endif
 ifneq ($(ROOT_ON_LINUX)$(filter true,$(CI)),)
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 else
 	@echo "tests/cluster and tests/rdma are left out: they need root on Linux"
-	@$(PYTHON) -m pytest --ignore=tests/cluster --ignore=tests/rdma $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest $(IN_PARALLEL) --ignore=tests/cluster --ignore=tests/rdma $(PYTEST_ARGS)
 endif
 
 check: setup ## Lint, format, types, layers, generated files

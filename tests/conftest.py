@@ -1,4 +1,8 @@
-"""Rules for the whole suite. With ``CI=true`` a skipped test is a failed one: CI must run everything."""
+"""Rules for the whole suite. With ``CI=true`` a skipped test is a failed one: CI must run everything.
+
+``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports stays
+together in one of them: each file by itself, and the folders and files of ``TOGETHER``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,27 @@ from collections.abc import Generator
 import pytest
 
 CI = os.environ.get("CI") == "true"
+TOGETHER = {
+    "kubernetes": ("tests/cluster/", "tests/integration/operator/"),  # first, as it takes longest
+    "ray": ("tests/integration/ray/",),
+    "default ports": ("tests/integration/test_demo.py", "tests/integration/test_docs.py"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write golden files anew instead of comparing with them")
+
+
+def _group(item: pytest.Item) -> str:
+    path = item.nodeid.partition("::")[0]
+    return next((name for name, paths in TOGETHER.items() if path.startswith(paths)), path)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _group(item) != "kubernetes")
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
