@@ -63,7 +63,9 @@ def ours(cluster: Cluster) -> list[str]:
     return sorted(name for name in names if "transferqueue" in name)
 
 
-def job(name: str, script: str, node: str, arguments: list[str], completions: int = 1) -> dict[str, Any]:
+def job(
+    name: str, script: str, node: str, arguments: list[str], completions: int = 1, queue: str = QUEUE
+) -> dict[str, Any]:
     """A Job that runs `script` of the ConfigMap jobs on `node`; the label is all that it says of the queue."""
     container = {
         "name": "main",
@@ -84,7 +86,7 @@ def job(name: str, script: str, node: str, arguments: list[str], completions: in
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "activeDeadlineSeconds": 300,
-        "template": {"metadata": {"labels": {"transferqueue.io/inject": QUEUE}}, "spec": pod},
+        "template": {"metadata": {"labels": {"transferqueue.io/inject": queue}}, "spec": pod},
     }
     metadata = {"name": name, "namespace": NAMESPACE}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
@@ -140,6 +142,56 @@ def test_rollout_data_reaches_a_trainer_on_the_other_node_byte_for_byte(
     report = json.loads(logs(cluster, "trainer").splitlines()[-1])
     assert report["episodes"] == episodes
     assert len(report["hosts"]) == WORKERS
+
+
+def test_the_storage_grows_shrinks_and_rolls_under_load_without_losing_a_row(
+    installed: tuple[Cluster, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, _ = installed
+    queue = yaml.safe_load((CHART / "examples" / "laptop" / "queue.yaml").read_text())
+    queue["metadata"]["namespace"], name = NAMESPACE, queue["metadata"]["name"]
+    apply(cluster, queue)
+    cluster.kubectl("wait", "-n", NAMESPACE, f"tq/{name}", "--for=condition=Ready", "--timeout=120s")
+    apply(cluster, job("changes", "changes.py", "node2", [], queue=name))
+    wait_until(lambda: "reading" in logs(cluster, "changes"), "rows are put and read", 120)
+
+    def units() -> dict[str, str]:
+        """Storage pods that run, and the revision of each."""
+        selector = cluster.kubectl("get", "tq", name, "-n", NAMESPACE, "-o", "jsonpath={.status.storage.selector}")
+        pods = json.loads(cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "json"))["items"]
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["labels"]["controller-revision-hash"]
+            for pod in pods
+            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
+        }
+
+    def scaled(replicas: int) -> None:
+        began = time.monotonic()
+        cluster.kubectl("scale", "-n", NAMESPACE, f"tq/{name}", f"--replicas={replicas}")
+        wanted = {f"{name}-storage-{number}" for number in range(replicas)}
+        wait_until(lambda: set(units()) == wanted, f"{replicas} storage units", 120)
+        with capsys.disabled():
+            print(f" to {replicas} units: {time.monotonic() - began:.0f} s ", end="")
+
+    scaled(3)
+    scaled(2)
+    before, began = units(), time.monotonic()
+    queue["spec"]["storage"] |= {"replicas": 2, "annotations": {"example.com/rolled": "yes"}}
+    apply(cluster, queue)
+
+    def rolled() -> bool:
+        now = units()
+        return set(now) == set(before) and not set(now.values()) & set(before.values())
+
+    wait_until(rolled, "both storage units were replaced", 180)
+    with capsys.disabled():
+        print(f" rolled: {time.monotonic() - began:.0f} s ", end="")
+    pod = cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", "job-name=changes", "-o", "name").strip()
+    cluster.kubectl("exec", "-n", NAMESPACE, pod, "--", "tq", "put", "control", "stop", "x=1")
+    wait_until(lambda: finished(cluster, "changes"), "Job changes is complete", 60)
+    report = json.loads(logs(cluster, "changes").splitlines()[-1])
+    assert report["read"] > report["put"] > 0
+    cluster.kubectl("delete", "tq", name, "-n", NAMESPACE, "--timeout=60s")
 
 
 def test_wrong_yaml_is_refused_with_the_words_of_tq_up(installed: tuple[Cluster, float]) -> None:
