@@ -25,6 +25,7 @@ test: setup ## Run every test; the cluster's too where this is root on Linux
 ifeq ($(CI),true)
 	@$(MAKE) --no-print-directory check
 endif
+	@$(PYTHON) -m tests.cluster build >/dev/null  # the first time 10 minutes: with its progress, and within no test's time
 ifneq ($(ROOT_ON_LINUX)$(filter true,$(CI)),)
 	@$(PYTHON) -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 else
