@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import gc
 import itertools
 import json
 import multiprocessing
@@ -89,6 +90,8 @@ async def clients(address: str, numbers: range, turns: int, kilobytes: int, pipe
     await asyncio.gather(*(one_turn(engine, number, -1, kilobytes) for engine, number in members))
     sockets = sum(len(engine.descriptors()) for engine in engines)
     await phase({"sockets": sockets, "rss": own_bytes(psutil.Process()) - before})
+
+    gc.freeze()  # no process of a user holds a thousand clients to look through
 
     async def work(engine: Engine, number: int) -> None:
         for turn in range(turns):
