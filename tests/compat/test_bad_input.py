@@ -118,7 +118,7 @@ def owner_of(name: str) -> Any:
 
 @pytest.mark.parametrize("twin", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("owner", "call", "argument", "value"), wrong_types(), ids=lambda value: str(value).replace(" at 0x", "")[:24]
+    ("owner", "call", "argument", "value"), wrong_types(), ids=lambda value: str(value).partition(" at 0x")[0][:24]
 )
 def test_a_wrong_type_is_refused_by_its_name(
     queue: Stack, owner: str, call: str, argument: str, value: Any, twin: str
