@@ -25,7 +25,7 @@ def run_python(code: str, stack: Stack | None = None) -> subprocess.CompletedPro
     environ.pop("TQ_CONTROLLER_ADDRESS", None)
     if stack is not None:
         environ["TQ_CONTROLLER_ADDRESS"] = stack.address
-    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=200)
 
 
 def own_errors(result: subprocess.CompletedProcess[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,10 +38,3 @@ def test_the_quick_start_file_is_accepted_by_tq(tmp_path: Path) -> None:
     assert done.stderr == (
         'error: --backend: Unsupported value: "none": supported values: "simple", "mooncake", "yuanrong"\n'
     )
-
-
-def test_the_readme_s_first_put_and_get_runs(tmp_path: Path) -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout == "['2 + 2 = 4', '2 + 2 = 5'] tensor([1., 0.])\n"
-    assert done.stderr == ""

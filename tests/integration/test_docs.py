@@ -22,13 +22,21 @@ PAGES = [
     "command-line.md",
     "concepts.md",
     "contributing.md",
+    "guides/README.md",
+    "guides/nemo-rl.md",
+    "guides/relax.md",
+    "guides/roll.md",
+    "guides/unirl.md",
+    "guides/verl.md",
     "index.md",
     "metrics.md",
     "monitoring.md",
     "quickstart-cluster.md",
     "quickstart-laptop.md",
+    "rdma.md",
     "sizing.md",
     "troubleshooting.md",
+    "tuning.md",
 ]
 """Pages whose blocks run here; those of other parts run in those parts' tests."""
 _BLOCK = re.compile(
@@ -60,7 +68,11 @@ def test_every_block_has_a_language(page: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)])
 def test_the_blocks_of_a_page_run_in_their_order(page: str, tmp_path: Path) -> None:
-    script = ["set -euo pipefail", f'tq() {{ "{sys.executable}" -m transfer_queue.cli "$@"; }}']
+    script = [
+        "set -euo pipefail",
+        f'tq() {{ "{sys.executable}" -m transfer_queue.cli "$@"; }}',
+        f'kubectl() {{ test "$1" = tq && "{sys.executable}" -m tq_operator.kubectl "${{@:2}}"; }}',
+    ]
     for number, block in enumerate(runnable(page)):
         if block.language == "python":
             (tmp_path / f"{number}.py").write_text(block.code)
@@ -70,7 +82,7 @@ def test_the_blocks_of_a_page_run_in_their_order(page: str, tmp_path: Path) -> N
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TQ_")}
     environ.update(
         PATH=f"{Path(sys.executable).parent}:{environ['PATH']}",
-        PYTHONPATH=str(ROOT),
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "operator")]),
         XDG_STATE_HOME=str(tmp_path / "state"),
     )
     done = subprocess.run(

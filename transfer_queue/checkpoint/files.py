@@ -7,10 +7,11 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,12 +19,15 @@ import msgspec
 
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["FORMAT", "BlockPlace", "FileEntry", "Manifest", "Writer", "locked", "read_manifest"]
+__all__ = ["FORMAT", "BlockPlace", "FileEntry", "Manifest", "Progress", "Writer", "locked", "read_manifest"]
 
 FORMAT = 1
 _MANIFEST = "metadata.json"
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
+_DATA_FOLDER = re.compile(r"(data-|\.new-)[0-9a-f]{8}")
+Progress = Callable[[int, int], None]
+"""Called with the bytes of blocks that are done, and of all."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -56,6 +60,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int = 0
     """Of this manifest with 0 here, as compact JSON."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of all files but ``metadata.json``."""
+        return sum(entry.bytes for entry in self.files.values())
+
     def checksum(self) -> int:
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, crc32=0), order="deterministic"))
 
@@ -83,6 +92,8 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"checkpoint not found: there is no {path}") from None
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path} is not that of a checkpoint of this release, or damaged: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCheckpointError(f"{path} is damaged: {error}") from None
     if manifest.format != FORMAT:
@@ -98,6 +109,17 @@ def read_manifest(directory: Path) -> Manifest:
         if size != entry.bytes:
             raise CorruptCheckpointError(f"{part} is damaged: it has {size} bytes instead of {entry.bytes}")
     return manifest
+
+
+def check_not_foreign(directory: Path) -> None:
+    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint; a damaged one is none's."""
+    path = directory / _MANIFEST
+    try:
+        about = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return
+    if not isinstance(about, dict) or "storage_saved" not in about:  # releases 0.1.x wrote that, too
+        raise CheckpointError(f"{path} is of something else than a checkpoint, and would be lost; save elsewhere")
 
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> bytes:
@@ -144,7 +166,7 @@ class Writer:
             _sync(file)
         self._files[name] = FileEntry(len(content), zlib.crc32(content))
 
-    def commit(self, **about: Any) -> None:
+    def commit(self, **about: Any) -> Manifest:
         """Make it the checkpoint of the directory. ``about``: the further fields of the manifest."""
         self._end_blocks()
         _sync_folder(self._folder)
@@ -160,6 +182,7 @@ class Writer:
         fresh.replace(self._directory / _MANIFEST)
         _sync_folder(self._directory)
         remove_leftovers(self._directory, data)
+        return manifest
 
     def abandon(self) -> None:
         """Give up; what was there before stays."""
@@ -178,8 +201,8 @@ class Writer:
 
 def remove_leftovers(directory: Path, data: str) -> None:
     """Data folders that are not ``data``: of former checkpoints, and of saves that were killed."""
-    for folder in (*directory.glob("data-*"), *directory.glob(".new-*")):
-        if folder.name != data:
+    for folder in directory.iterdir():
+        if folder.name != data and _DATA_FOLDER.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.files import BlockPlace, Manifest, blocks_path, locked, read_file, read_manifest
+from transfer_queue.checkpoint.files import (
+    BlockPlace,
+    Manifest,
+    Progress,
+    blocks_path,
+    locked,
+    read_file,
+    read_manifest,
+)
 from transfer_queue.checkpoint.relocate import relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
 from transfer_queue.client.client import TransferQueueClient
@@ -28,7 +38,7 @@ from transfer_queue.errors import (
 from transfer_queue.storage.base import UnitInfo
 from transfer_queue.wire.messages import Adopt
 
-__all__ = ["load_checkpoint"]
+__all__ = ["load_checkpoint", "load_queue"]
 
 _WAIT_S = 10.0
 """For space in storage."""
@@ -44,32 +54,55 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
     CapacityError.
     """
-    directory = Path(checkpoint_dir)
-    client = client_of_this_process()
+    load_queue(client_of_this_process(), Path(checkpoint_dir))
+
+
+def load_queue(client: TransferQueueClient, directory: Path, *, progress: Progress | None = None) -> Manifest:
+    """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
+    with reading(directory) as manifest:
+        _load(client, directory, manifest, progress)
+        return manifest
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[Manifest]:
+    """Nobody writes to the checkpoint meanwhile. Raises CheckpointNotFoundError, CheckpointError."""
     if not directory.is_dir():
         raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}")
     try:
         with locked(directory, shared=True):
-            _load(client, directory, read_manifest(directory))
+            yield read_manifest(directory)
     except OSError as error:
         if isinstance(error, TransferQueueError):
             raise
         raise CheckpointError(f"cannot load from {directory}: {error.strerror or error}") from error
 
 
-def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> None:
+def verify(directory: Path, manifest: Manifest, *, progress: Progress | None = None) -> None:
+    """Read every block. Raises CorruptCheckpointError naming the file that is damaged."""
+    for _ in _blocks(directory, manifest, progress):
+        pass
+
+
+def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    """``state`` of the controller and, if it has one to keep, ``sampler``. Raises CorruptCheckpointError."""
+    state: dict[str, Any] = _decoded(directory, manifest, "controller.msgpack", dict)
+    return state
+
+
+def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, progress: Progress | None) -> None:
     names = client.run(client.rows.partition_list())
     if names:
         raise QueueNotEmptyError(
             f"the queue is not empty: it has {len(names)} partitions ({', '.join(map(repr, names[:5]))}); load the "
             "checkpoint into a new queue, or clear them first"
         )
-    captured: dict[str, Any] = _decoded(directory, manifest, "controller.msgpack", dict)
-    places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
+    captured = captured_state(directory, manifest)
     stored: Stored = []
+    places: list[BlockPlace] = []
     try:
-        for window in _windows(places):
-            blocks = _read_blocks(directory, manifest, window)
+        for window, blocks in _blocks(directory, manifest, progress):
+            places += window
             store = client.engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
             stored += client.run(Operation(store, lambda refs: refs))
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
@@ -82,6 +115,19 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> N
     except BaseException:
         client.run(Operation(client.engine.discard_blocks(stored), lambda done: None))
         raise
+
+
+def _blocks(
+    directory: Path, manifest: Manifest, progress: Progress | None
+) -> Iterator[tuple[list[BlockPlace], list[EncodedBlock]]]:
+    """All blocks, some at a time. ``progress`` is told of those that the caller is done with."""
+    places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
+    done, total = 0, sum(place.nbytes for place in places)
+    for window in _windows(places):
+        yield window, _read_blocks(directory, manifest, window)
+        done += sum(place.nbytes for place in window)
+        if progress is not None:
+            progress(done, total)
 
 
 def _decoded(directory: Path, manifest: Manifest, name: str, kind: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.files import BlockPlace, Writer, locked
+from transfer_queue.checkpoint.files import BlockPlace, Manifest, Progress, Writer, check_not_foreign, locked
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
@@ -26,7 +26,7 @@ from transfer_queue.errors import (
 from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture
 
-__all__ = ["client_of_this_process", "save_checkpoint"]
+__all__ = ["client_of_this_process", "save_checkpoint", "save_queue"]
 
 REQUEST_S = 120.0
 _RETRY_FOR_S = 20.0
@@ -45,18 +45,29 @@ def save_checkpoint(
     replaced atomically, and stays valid if the save fails or is killed. ``metadata``: JSON of your own.
     ``include_storage=False``: no data, if the backend is not ``simple``; the rows are then loaded as lost.
 
-    Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written, DataLostError or
-    ConnectionLostError if a storage unit goes away.
+    Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written or the directory is
+    something else's, DataLostError or ConnectionLostError if a storage unit goes away.
     """
-    directory = Path(checkpoint_dir)
     metadata = _check_metadata(metadata)
-    client = client_of_this_process()
+    save_queue(client_of_this_process(), Path(checkpoint_dir), include_storage=include_storage, metadata=metadata)
+
+
+def save_queue(
+    client: TransferQueueClient,
+    directory: Path,
+    *,
+    include_storage: bool = True,
+    metadata: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """``save_checkpoint`` of the queue of ``client``; returns what was written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, shared=False):
+            check_not_foreign(directory)
             writer = Writer(directory)
             try:
-                _save(client, writer, include_storage, metadata)
+                return _save(client, writer, include_storage, metadata or {}, progress)
             except BaseException:
                 writer.abandon()
                 raise
@@ -85,19 +96,25 @@ def _check_metadata(metadata: object) -> dict[str, Any]:
     return plain
 
 
-def _save(client: TransferQueueClient, writer: Writer, include_storage: bool, metadata: dict[str, Any]) -> None:
+def _save(
+    client: TransferQueueClient,
+    writer: Writer,
+    include_storage: bool,
+    metadata: dict[str, Any],
+    progress: Progress | None,
+) -> Manifest:
     engine = client.engine
     content = client.run(Operation(engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload))
     try:
         captured = msgspec.msgpack.decode(content)
         with_data = include_storage or engine.backend_kind == "simple"
-        places = _copy_blocks(client, writer, captured["state"]) if with_data else []
+        places = _copy_blocks(client, writer, captured["state"], progress) if with_data else []
     finally:
         _end_capture(client)
     writer.add_file("controller.msgpack", bytes(content))
     writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
     partitions = captured["state"]["partitions"]
-    writer.commit(
+    return writer.commit(
         storage_saved=with_data,
         user_metadata=metadata,
         rows=sum(partition["rows"] for partition in partitions),
@@ -112,7 +129,9 @@ def _end_capture(client: TransferQueueClient) -> None:
         return  # it ended with the connection
 
 
-def _copy_blocks(client: TransferQueueClient, writer: Writer, state: dict[str, Any]) -> list[BlockPlace]:
+def _copy_blocks(
+    client: TransferQueueClient, writer: Writer, state: dict[str, Any], progress: Progress | None
+) -> list[BlockPlace]:
     """All blocks whose storage unit is there, into files."""
     table = state["blocks"]
     unit, block, nbytes, cells = (
@@ -121,6 +140,7 @@ def _copy_blocks(client: TransferQueueClient, writer: Writer, state: dict[str, A
     )
     slots = np.flatnonzero((cells > 0) & ~np.isin(unit, state["lost_units"]))
     places: list[BlockPlace] = []
+    done, total = 0, int(nbytes[slots].sum())
     first = 0
     while first < len(slots):
         stop = first + 1
@@ -136,6 +156,9 @@ def _copy_blocks(client: TransferQueueClient, writer: Writer, state: dict[str, A
         finally:
             fetched.release()
         first = stop
+        done += size
+        if progress is not None:
+            progress(done, total)
     return places
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import msgspec
 import typer
 
-from transfer_queue.cli import data, diagnosis, storage
+from transfer_queue.cli import checkpoint, data, diagnosis, storage
 from transfer_queue.cli.faults import console, faults
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_running, stop_running
@@ -126,3 +126,4 @@ for command in (
     diagnosis.bench,
 ):
     app.command()(command)
+app.add_typer(checkpoint.app, name="checkpoint")

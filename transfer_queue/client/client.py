@@ -24,6 +24,7 @@ from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeErr
 
 if TYPE_CHECKING:
     import torch
+    from opentelemetry.trace import Tracer
     from tensordict import TensorDict
 
     from transfer_queue.metadata import BatchMeta
@@ -58,6 +59,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self.client_id = check_text("client_id", client_id)
         self.config = _attach_config(controller_info)
         self._options = ClientOptions.of(self.config)
+        self._tracer = _tracer(self._options)
         self._pid = 0
         self._closed = False
         self.storage_manager: ClientStorageManager | None = None
@@ -66,9 +68,20 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     def _attach(self) -> None:
         self._io: IoThread = shared_io()
         self._engine = self._io.wait(self._open())
-        self._rows = RowOperations(self._engine, self._options)
-        self._kv = KvOperations(self._engine, self._options)
+        self._build_operations()
         self._pid = os.getpid()
+
+    def _build_operations(self) -> None:
+        self._rows: RowOperations
+        self._kv: KvOperations
+        if self._tracer is None:
+            self._rows = RowOperations(self._engine, self._options)
+            self._kv = KvOperations(self._engine, self._options)
+        else:
+            from transfer_queue.client.spans import TracedKvOperations, TracedRowOperations
+
+            self._rows = TracedRowOperations(self._engine, self._options, self._tracer)
+            self._kv = TracedKvOperations(self._engine, self._options, self._tracer)
 
     async def _open(self) -> Engine:
         io = shared_io()
@@ -147,8 +160,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         join_units(config, self.config.controller.addresses[0])
         if layout is not None:
             self._options = replace(self._options, layout=layout)
-            self._rows = RowOperations(self._engine, self._options)
-            self._kv = KvOperations(self._engine, self._options)
+            self._build_operations()
         self.storage_manager = ClientStorageManager(self, manager_type, config)
 
     async def async_reset_zero_copy_all_keys_free(self, buffer_type: RegisterBufferType) -> None:
@@ -396,6 +408,14 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
     async def async_run(self, operation: Operation[R, T]) -> T:
         """Carry out an operation of ``rows`` or ``kv``."""
         return await self._async(operation)
+
+
+def _tracer(options: ClientOptions) -> Tracer | None:
+    if options.traces == "no":
+        return None
+    from transfer_queue.client.spans import open_tracer
+
+    return open_tracer(options)
 
 
 def _attach_config(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:

@@ -99,7 +99,8 @@ class KvOperations:
                 extra_info={},
             )
 
-        return Operation(self._engine.put(block, commit, timeout_s=self._options.request_s), finish)
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s)
+        return Operation(store, finish, 0 if block is None else block.nbytes)
 
     def _encode(self, keys: list[str], fields: Any, data_parser: DataParser | None) -> EncodedBlock | None:
         if fields is None or not len(list(fields.keys())):

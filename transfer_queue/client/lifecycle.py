@@ -181,7 +181,7 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
         addresses = [controller_address(info)]
     if not addresses:
         return None
-    known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "security") if name in plain}
+    known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "traces", "security") if name in plain}
     return validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
 
 

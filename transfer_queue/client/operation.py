@@ -21,10 +21,12 @@ class Operation(Generic[R, T]):
     """The caller has checked and encoded its arguments; ``work`` runs on the I/O loop, then ``finish`` on its result.
 
     ``finish`` (decoding) runs in the calling thread, or in the worker thread if it is long and the caller is a loop.
+    ``nbytes``: what a put stores.
     """
 
     work: Coroutine[Any, Any, R]
     finish: Callable[[R], T]
+    nbytes: int = 0
 
 
 def run_sync(io: IoThread, operation: Operation[R, T]) -> T:

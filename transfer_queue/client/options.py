@@ -25,6 +25,8 @@ class ClientOptions:
     """How long ``get_meta`` waits for enough rows."""
     put_wait_s: float = 10.0
     """How long a put waits for storage space and for the sample budget."""
+    traces: Literal["no", "if installed", "yes"] = "no"
+    """OpenTelemetry spans, see ``client.spans``."""
 
     @classmethod
     def of(cls, config: AttachConfig) -> ClientOptions:
@@ -40,6 +42,7 @@ class ClientOptions:
                 _seconds("TQ_CONTROLLER_GET_METADATA_CHECK_INTERVAL", cls.fetch_s),
             ),
             put_wait_s=_seconds("TQ_PUT_WAIT", cls.put_wait_s),
+            traces=_traces(config.traces),
         )
 
 
@@ -48,6 +51,21 @@ def _layout(default: Literal["jagged", "dense"]) -> Literal["jagged", "dense"]:
     if text not in ("jagged", "dense"):
         raise ConfigError(f"environment variable TQ_LAYOUT: {text!r} is not a layout; use jagged or dense")
     return "dense" if text == "dense" else "jagged"
+
+
+def _traces(setting: bool | None) -> Literal["no", "if installed", "yes"]:
+    """``TQ_TRACES``, else the setting, else whether the standard variables name where spans go."""
+    text = os.environ.get("TQ_TRACES")
+    if text:
+        if text.lower() not in ("0", "1", "false", "true"):
+            raise ConfigError(f"environment variable TQ_TRACES: {text!r} is not a switch; use 1 or 0")
+        setting = text.lower() in ("1", "true")
+    if setting is not None:
+        return "yes" if setting else "no"
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return "no"
+    names = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return "if installed" if any(os.environ.get(name) for name in names) else "no"
 
 
 def _seconds(name: str, default: float) -> float:

@@ -211,7 +211,7 @@ class RowOperations:
                 metadata.custom_meta,
             )
 
-        return Operation(work(), finish)
+        return Operation(work(), finish, block.nbytes)
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
         check_metadata(metadata)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from transfer_queue.config.document import Document, load_document, validate_document
 from transfer_queue.config.security import PeerSecurity
@@ -35,12 +35,21 @@ class AttachSecurity(PeerSecurity):
 
 
 class AttachConfig(Document):
-    """Everything else (backend, its settings, units) comes from the controller."""
+    """Everything else (backend, its settings, units) comes from the controller.
+
+    ``traces``: OpenTelemetry spans; None: if the environment asks for them.
+    """
 
     name: str = "default"
     controller: ControllerAddresses
     layout: Literal["jagged", "dense"] = "jagged"
+    traces: bool | None = None
     security: AttachSecurity = AttachSecurity()
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Programs of before ``traces`` read files that do not use it."""
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachConfig | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import urllib.request
@@ -17,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from tests.integration.observability.promql import metric_names
+from tests.integration.observability.promql import CHART_FILES, asked_metrics, metric_names
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.client import TransferQueueClient
@@ -27,7 +26,6 @@ from transfer_queue.runtime.metrics import CATALOG, MOST_PARTITIONS
 from transfer_queue.storage.mooncake.master import MasterProcess
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
-CHART = ROOT / "charts" / "transferqueue" / "files"
 ENDINGS = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 
@@ -91,29 +89,11 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
         process.stop()
 
 
-def queries() -> Iterator[tuple[str, str]]:
-    """(where, expression) of every panel, variable and alert."""
-    for file in sorted((CHART / "dashboards").glob("*.json")):
-        board = json.loads(file.read_text())
-        for panel in board["panels"]:
-            for target in panel["targets"]:
-                yield f"{file.name}: {panel['title']}", target["expr"]
-        for variable in board["templating"]["list"]:
-            if variable["type"] == "query":
-                yield (
-                    f"{file.name}: ${variable['name']}",
-                    re.sub(r"label_values\((\w+), \w+\)", r"\1", variable["query"]),
-                )
-    for group in yaml.safe_load((CHART / "alerts" / "transferqueue.yaml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
-
-
 def test_no_panel_and_no_alert_asks_for_a_metric_that_no_server_exposes(
     controller: dict[str, Any], unit: dict[str, Any], master: set[str]
 ) -> None:
     exposed = {*controller, *unit, *master}
-    asked = {(where, name) for where, expression in queries() for name in metric_names(expression)}
+    asked = {(where, name) for where, name in asked_metrics() if not name.startswith("tq_operator_")}
     assert len(asked) > 40
     assert not [(where, name) for where, name in sorted(asked) if name not in exposed]
 
@@ -166,7 +146,7 @@ def test_only_the_newest_partitions_have_series_of_their_own() -> None:
 
 
 def test_every_alert_says_what_to_do() -> None:
-    rules = yaml.safe_load((CHART / "alerts" / "transferqueue.yaml").read_text())["groups"][0]["rules"]
+    rules = yaml.safe_load((CHART_FILES / "alerts" / "transferqueue.yaml").read_text())["groups"][0]["rules"]
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")

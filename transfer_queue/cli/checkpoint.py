@@ -1,0 +1,170 @@
+"""A whole queue as files and back: ``checkpoint save``, ``load``, ``show``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.link import ControllerOption, QueueOption, find_queue
+from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
+from transfer_queue.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transfer_queue.checkpoint import files
+    from transfer_queue.client import TransferQueueClient
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Save a whole queue to files, load it into an empty one, or show what was saved.")
+
+Folder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the checkpoint.", show_default=False)]
+
+
+@app.command()
+def save(
+    path: Folder,
+    data: Annotated[bool, typer.Option("--data/--no-data", help="The rows' data too; simple always does.")] = True,
+    metadata: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--metadata", help="A JSON object of your own, kept with it."),
+    ] = None,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Write the queue as it is at one moment while everybody goes on. An earlier checkpoint at PATH is replaced."""
+    with faults():
+        about = _parse_metadata(metadata)
+        with _client(queue, controller) as client, _progress(f"saving to {path}") as progress:
+            from transfer_queue.checkpoint.save import save_queue
+
+            manifest = save_queue(client, path, include_storage=data, metadata=about, progress=progress)
+        show(_summary(path, manifest), output, lambda: [_line("saved", path, manifest)])
+
+
+@app.command()
+def load(
+    path: Folder,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Bring back what was saved, all or nothing, into a queue without partitions."""
+    with (
+        faults(),
+        _client(queue, controller) as client,
+        _progress(f"loading {path}") as progress,
+    ):
+        from transfer_queue.checkpoint.load import load_queue
+
+        manifest = load_queue(client, path, progress=progress)
+        show(_summary(path, manifest), output, lambda: [_line("loaded", path, manifest)])
+
+
+@app.command("show")
+def show_(
+    path: Folder,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every block and compare its checksum.")] = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show what a checkpoint holds. Needs no queue; files that are missing or damaged are named."""
+    with faults():
+        from transfer_queue.checkpoint import load
+
+        with load.reading(path) as manifest:
+            captured = load.captured_state(path, manifest)
+            saved = datetime.fromtimestamp((path / "metadata.json").stat().st_mtime, timezone.utc)
+            if verify:
+                with _progress(f"reading {path}") as progress:
+                    load.verify(path, manifest, progress=progress)
+        partitions = [_partition(state) for state in captured["state"]["partitions"]]
+        document = {
+            **_summary(path, manifest),
+            "format": manifest.format,
+            "saved": saved.isoformat(timespec="seconds"),
+            "verified": verify,
+            "contents": partitions,
+        }
+        columns = ["PARTITION", "ROWS", "KEYS", "BYTES", "FIELDS", "TASKS"]
+        rows = [
+            [item["name"], item["rows"], item["keys"], human_bytes(item["bytes"]), *map(_join, _lists(item))]
+            for item in partitions
+        ]
+        title = _line("holds" if not verify else "is sound and holds", path, manifest)
+        about = [f"metadata: {json.dumps(manifest.user_metadata)}"] if manifest.user_metadata else []
+        show(document, output, lambda: [title, f"saved {document['saved']}", *about, make_table(columns, rows)])
+
+
+@contextmanager
+def _client(queue: str | None, controller: str | None) -> Iterator[TransferQueueClient]:
+    config = find_queue(queue, controller)
+    from transfer_queue.client import TransferQueueClient
+
+    client = TransferQueueClient("tq", config)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[files.Progress]:
+    """A bar on standard error while it is a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _parse_metadata(text: str | None) -> dict[str, Any]:
+    try:
+        found = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--metadata: {text!r} is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f'--metadata: expected a JSON object such as {{"step": 1200}}, got {text}')
+    return found
+
+
+def _summary(path: Path, manifest: files.Manifest) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "partitions": manifest.partitions,
+        "rows": manifest.rows,
+        "bytes": manifest.nbytes,
+        "storage_saved": manifest.storage_saved,
+        "metadata": manifest.user_metadata,
+    }
+
+
+def _line(verb: str, path: Path, manifest: files.Manifest) -> str:
+    data = "" if manifest.storage_saved else ", without data"
+    found = f"{manifest.rows} rows in {manifest.partitions} partitions, {human_bytes(manifest.nbytes)}{data}"
+    return f"{path} {verb} {found}" if verb.endswith("holds") else f"{verb} {found}: {path}"
+
+
+def _partition(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": state["name"],
+        "rows": state["rows"],
+        "keys": len(state["keys"] or ()),
+        "bytes": state["nbytes"],
+        "fields": sorted(state["fields"]),
+        "tasks": [task[0] for task in state["tasks"]],
+    }
+
+
+def _lists(item: dict[str, Any]) -> tuple[list[str], list[str]]:
+    return item["fields"], item["tasks"]
+
+
+def _join(names: list[str]) -> str:
+    return ", ".join(names)

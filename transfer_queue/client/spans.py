@@ -1,0 +1,196 @@
+"""OpenTelemetry spans of puts, gets and fetches. Imported only by clients that are to make some."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transfer_queue.client.engine import Engine
+from transfer_queue.client.kv import KvOperations
+from transfer_queue.client.operation import Operation
+from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.reading import LoadedBatch
+from transfer_queue.client.rows import RowOperations
+from transfer_queue.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+__all__ = ["TracedKvOperations", "TracedRowOperations", "open_tracer"]
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def open_tracer(options: ClientOptions) -> Tracer | None:
+    """The tracer of the program's own provider or, where it has set none, of one that exports as OTEL_ variables say.
+
+    None where only OTEL_ variables ask for spans, which may be meant for others, and OpenTelemetry is not installed.
+    Raises ConfigError.
+    """
+    try:
+        from opentelemetry import trace
+
+        given = trace.get_tracer_provider()
+        return (_own_provider() if isinstance(given, trace.ProxyTracerProvider) else given).get_tracer("transfer_queue")
+    except ImportError as error:
+        if options.traces == "if installed":
+            log.info("no spans, though OTEL_ variables ask for them: %s; pip install 'TransferQueue[otel]'", error)
+            return None
+        raise ConfigError(
+            f"spans are asked for (TQ_TRACES, or traces of the settings), but {error}: "
+            "pip install 'TransferQueue[otel]', or set TQ_TRACES=0"
+        ) from None
+
+
+@functools.cache
+def _own_provider() -> TracerProvider:
+    """One for all clients of this process. What it holds at the end of the process is sent then."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create()
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "transfer_queue"}))
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    return provider
+
+
+def _exporter() -> SpanExporter:
+    kind = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if kind == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    if kind != "otlp":
+        raise ConfigError(
+            f"environment variable OTEL_TRACES_EXPORTER: {kind!r} is not known here; use otlp, console or none, or set "
+            "a TracerProvider in the program before its first call of transfer_queue"
+        )
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "http/protobuf"):
+        raise ConfigError(
+            f"environment variable OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not known here; use http/protobuf, or "
+            "set a TracerProvider in the program before its first call of transfer_queue"
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
+
+
+class _Spans:
+    def __init__(self, tracer: Tracer, engine: Engine) -> None:
+        self._tracer = tracer
+        self._engine = engine
+
+    def around(
+        self, name: str, partition: Callable[[], object], build: Callable[[], Operation[R, T]], **attributes: str
+    ) -> Operation[R, T]:
+        """The operation that ``build`` makes, in a span from before that to the end of its decoding."""
+        from opentelemetry.trace import SpanKind
+
+        span = self._tracer.start_span(f"transfer_queue.{name}", kind=SpanKind.CLIENT)
+        with _ended_by_errors(span):
+            operation = build()
+            span.set_attribute("transfer_queue.partition", str(partition()))
+            for attribute, value in attributes.items():
+                span.set_attribute(f"transfer_queue.{attribute}", value)
+
+        async def work() -> R:
+            with _ended_by_errors(span):
+                return await operation.work
+
+        def finish(result: R) -> T:
+            with _ended_by_errors(span):
+                loaded = _loaded(result)
+                nbytes = operation.nbytes + sum(batch.nbytes for batch in loaded)
+                value = operation.finish(result)
+                span.set_attribute("transfer_queue.backend", self._engine.backend_kind)
+                span.set_attribute("transfer_queue.rows", sum(batch.rows for batch in loaded) or _size(value))
+                if name != "fetch":
+                    span.set_attribute("transfer_queue.bytes", nbytes)
+            span.end()
+            return value
+
+        return Operation(work(), finish, operation.nbytes)
+
+
+class TracedKvOperations(KvOperations):
+    """Puts and gets by key, each in a span."""
+
+    def __init__(self, engine: Engine, options: ClientOptions, tracer: Tracer) -> None:
+        super().__init__(engine, options)
+        self._spans = _Spans(tracer, engine)
+
+    def _put(self, keys: list[str], partition_id: str, *arguments: Any) -> Operation[Any, Any]:
+        build = functools.partial(super()._put, keys, partition_id, *arguments)
+        return self._spans.around("put", lambda: partition_id, build)
+
+    def _get(self, keys: list[str] | str, partition_id: str, *arguments: Any) -> Operation[Any, Any]:
+        build = functools.partial(super()._get, keys, partition_id, *arguments)
+        return self._spans.around("get", lambda: partition_id, build)
+
+
+class TracedRowOperations(RowOperations):
+    """Fetches, puts and gets by index, each in a span."""
+
+    def __init__(self, engine: Engine, options: ClientOptions, tracer: Tracer) -> None:
+        super().__init__(engine, options)
+        self._spans = _Spans(tracer, engine)
+
+    def get_meta(
+        self, data_fields: Any, batch_size: int, partition_id: str, mode: str, task_name: str | None, *arguments: Any
+    ) -> Operation[Any, Any]:
+        build = functools.partial(super().get_meta, data_fields, batch_size, partition_id, mode, task_name, *arguments)
+        if mode != "fetch":
+            return build()
+        return self._spans.around("fetch", lambda: partition_id, build, task=str(task_name))
+
+    def put(self, data: Any, metadata: Any, partition_id: Any, data_parser: Any) -> Operation[Any, Any]:
+        build = functools.partial(super().put, data, metadata, partition_id, data_parser)
+        return self._spans.around("put", lambda: partition_id if metadata is None else _partitions(metadata), build)
+
+    def get_data(self, metadata: Any, **options: Any) -> Operation[Any, Any]:
+        return self._spans.around(
+            "get", lambda: _partitions(metadata), functools.partial(super().get_data, metadata, **options)
+        )
+
+
+@contextmanager
+def _ended_by_errors(span: Span) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        from opentelemetry.trace import Status, StatusCode
+
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        span.end()
+        raise
+
+
+def _loaded(result: object) -> list[LoadedBatch]:
+    """What a get has read."""
+    if isinstance(result, LoadedBatch):
+        return [result]
+    parts = result if isinstance(result, list) else []
+    return [part[1] for part in parts if isinstance(part, tuple)]
+
+
+def _size(value: Any) -> int:
+    """Rows of metadata; a TensorDict without any has no ``size`` that would say so."""
+    size = getattr(value, "size", 0)
+    return size if isinstance(size, int) else 0
+
+
+def _partitions(metadata: Any) -> str:
+    return ", ".join(dict.fromkeys(metadata.partition_ids))
