@@ -19,6 +19,7 @@ class Images(Model):
     operator: str = Field(description="The operator.")
     server: str = Field(description="Controller and storage units of the simple backend.")
     mooncake: str = Field(description="mooncake_master and storage units of the mooncake backend.")
+    etcd: str = Field(description="The etcd of queues with highAvailability.etcd.development.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(description="When to pull them.")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tq_operator.plan.queue import Images
+from transfer_queue.config.defaults import ETCD_IMAGE
 from transfer_queue.errors import ConfigError
 
 __all__ = ["OperatorSettings"]
@@ -42,6 +43,7 @@ class OperatorSettings:
             environ["TQ_IMAGE_SERVER"],
             environ["TQ_IMAGE_MOONCAKE"],
             environ.get("TQ_IMAGE_PULL_POLICY", "IfNotPresent"),
+            environ.get("TQ_IMAGE_ETCD") or ETCD_IMAGE,
         )
         return cls(
             images=images,
