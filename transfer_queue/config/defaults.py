@@ -6,6 +6,8 @@ from typing import Final
 
 GROUP: Final = "transferqueue.io"
 VERSION: Final = "v1alpha1"
+SERVED_VERSIONS: Final = (VERSION, "v1beta1")
+"""Versions of the resource, one shape; the first is stored."""
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "TransferQueue"
 

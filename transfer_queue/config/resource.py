@@ -472,7 +472,7 @@ class Metadata(Model):
 class TransferQueue(Model):
     """A data plane between rollout workers and trainers."""
 
-    api_version: Literal["transferqueue.io/v1alpha1"]
+    api_version: Literal["transferqueue.io/v1alpha1", "transferqueue.io/v1beta1"]
     kind: Literal["TransferQueue"]
     metadata: Metadata
     spec: Spec = Field(description="The wished-for state.")

@@ -78,9 +78,7 @@ def _definition(
     columns: Sequence[tuple[Any, ...]],
 ) -> dict[str, Any]:
     version = {
-        "name": defaults.VERSION,
         "served": True,
-        "storage": True,
         "schema": {"openAPIV3Schema": schema},
         "subresources": subresources,
         "additionalPrinterColumns": [
@@ -103,6 +101,8 @@ def _definition(
                 "shortNames": [short],
                 "categories": ["all"],
             },
-            "versions": [version],
+            "versions": [
+                {"name": name, "storage": name == defaults.VERSION, **version} for name in defaults.SERVED_VERSIONS
+            ],
         },
     }

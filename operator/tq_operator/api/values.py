@@ -28,6 +28,9 @@ class Crds(Model):
 
     install: bool = Field(description="Install them with the chart.")
     keep: bool = Field(description="Keep them, and with them every TransferQueue, when the chart is uninstalled.")
+    conversion: Literal["None", "Webhook"] = Field(
+        description="Who converts between versions of the API. None: the apiserver; Webhook: the operator."
+    )
 
 
 class Webhook(Model):
