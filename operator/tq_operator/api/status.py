@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from transfer_queue.config.rules import Model
 
-__all__ = ["Condition", "Endpoints", "PartStatus", "Status"]
+__all__ = ["Condition", "Endpoints", "PartStatus", "Reported", "Status"]
 
 
 class Reported(Model):

@@ -45,6 +45,16 @@ class Webhook(Model):
     certificate_days: Annotated[int, Between(1, 3650)] = Field(description="Validity of the certificates, in days.")
 
 
+class NodeReports(Model):
+    """TQNodes: what RDMA devices and GPUs each node has, for ``kubectl get tqnodes``."""
+
+    enabled: bool = Field(description="Run a pod on each node that keeps its TQNode.")
+    seconds: Annotated[int, Between(1, 86400)] = Field(description="How often the node is looked at.")
+    node_selector: dict[str, str] = Field(description="Labels that a node must carry.")
+    tolerations: list[dict[str, JsonValue]] = Field(description="Taints that the pods tolerate.")
+    resources: dict[str, JsonValue] = Field(description="Resources of each pod.")
+
+
 class Monitoring(Model):
     """What Prometheus and Grafana are given."""
 
@@ -71,5 +81,6 @@ class Values(Model):
     crds: Crds
     webhook: Webhook
     monitoring: Monitoring
+    node_reports: NodeReports
     # Helm hands these two to every chart.
     global_: dict[str, JsonValue] = Field(default={}, alias="global", description="Values shared with other charts.")
