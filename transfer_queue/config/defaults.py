@@ -6,6 +6,8 @@ from typing import Final
 
 GROUP: Final = "transferqueue.io"
 VERSION: Final = "v1alpha1"
+SERVED_VERSIONS: Final = (VERSION, "v1beta1")
+"""Versions of the resource, one shape; the first is stored."""
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "TransferQueue"
 
@@ -31,6 +33,9 @@ MASTER_RPC_PORT: Final = 50051
 MASTER_HTTP_METADATA_PORT: Final = 8080
 MASTER_METRICS_PORT: Final = 9003
 MASTER_RPC_INTERFACE: Final = "eth0"
+ETCD_PORT: Final = 2379
+HA_MASTERS: Final = 3
+ETCD_IMAGE: Final = "quay.io/coreos/etcd:v3.5.21"
 MOONCAKE_GLOBAL_SEGMENT_SIZE: Final = "64Gi"
 MOONCAKE_LOCAL_BUFFER_SIZE: Final = "10Gi"
 MOONCAKE_DEVICE_NAME: Final = "auto"

@@ -185,6 +185,41 @@ class Master(Part):
     )
 
 
+class DevelopmentEtcd(Part):
+    """An etcd of one member that the operator runs beside the queue; what it holds ends with its pod."""
+
+    port: Port = Field(default=defaults.ETCD_PORT, description="TCP port for its clients.")
+
+
+EtcdMember = Annotated[str, Matches(r"^[^ :;/]+:[1-9][0-9]{0,4}$", "a HOST:PORT", 260)]
+
+
+class Etcd(Model):
+    """Where the masters agree on their leader: exactly one of the fields is set."""
+
+    endpoints: list[EtcdMember] = Field(
+        default=[], max_length=9, description="HOST:PORT of each member of an etcd that runs already, without TLS."
+    )
+    development: DevelopmentEtcd | None = Field(
+        default=None, description="One that the operator runs; for trials, as it has one member and no volume."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: bool(self.endpoints) != (self.development is not None),
+            "(has(self.endpoints) && size(self.endpoints) > 0) != has(self.development)",
+            "set exactly one of endpoints, development",
+        ),
+    )
+
+
+class HighAvailability(Model):
+    """Several masters that find each other through etcd: one leads, the others follow its log and take over."""
+
+    masters: Annotated[int, Between(2, 7)] = Field(default=defaults.HA_MASTERS, description="Number of masters.")
+    etcd: Etcd = Field(description="The etcd of the masters, of storage units and of clients.")
+
+
 class ZeroCopy(Model):
     """Registered buffers that bytes move through without a copy."""
 
@@ -222,6 +257,11 @@ class Mooncake(Model):
     )
     zero_copy: ZeroCopy = Field(default=ZeroCopy(), description="Registered buffers.")
     master: Master = Field(default=Master(), description="The mooncake_master.")
+    high_availability: HighAvailability | None = Field(
+        default=None,
+        description="Masters that take over from each other; unset: one master, with whose end all rows are lost. "
+        "tq up runs one master all the same.",
+    )
 
 
 class Yuanrong(Model):
@@ -432,7 +472,7 @@ class Metadata(Model):
 class TransferQueue(Model):
     """A data plane between rollout workers and trainers."""
 
-    api_version: Literal["transferqueue.io/v1alpha1"]
+    api_version: Literal["transferqueue.io/v1alpha1", "transferqueue.io/v1beta1"]
     kind: Literal["TransferQueue"]
     metadata: Metadata
     spec: Spec = Field(description="The wished-for state.")

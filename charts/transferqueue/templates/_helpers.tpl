@@ -70,3 +70,26 @@ matchExpressions:
   resources: [events]
   verbs: [create]
 {{- end }}
+
+{{/* Data of the Secret with the certificate of all replicas. Made once for a rendering and kept in the values: the
+conversion of the definitions and the webhooks have to trust the same authority. */}}
+{{- define "transferqueue.certificate" -}}
+{{- if not (hasKey .Values "certificateData") }}
+{{- $name := include "transferqueue.name" . }}
+{{- $secretName := printf "%s-webhook" $name }}
+{{- $host := printf "%s.%s.svc" $name .Release.Namespace }}
+{{- $known := lookup "v1" "Secret" .Release.Namespace $secretName }}
+{{- $data := dict }}
+{{- if and $known $known.data (hasKey $known.data "ca.crt") }}
+{{- $data = $known.data }}
+{{- else }}
+{{- $days := int .Values.webhook.certificateDays }}
+{{- $authority := genCA (printf "%s-ca" $name) 3650 }}
+{{- $names := list $name (printf "%s.%s" $name .Release.Namespace) $host }}
+{{- $certificate := genSignedCert $host nil $names $days $authority }}
+{{- $data = dict "ca.crt" (b64enc $authority.Cert) "ca.key" (b64enc $authority.Key) "tls.crt" (b64enc $certificate.Cert) "tls.key" (b64enc $certificate.Key) }}
+{{- end }}
+{{- $_ := set .Values "certificateData" $data }}
+{{- end }}
+{{- toYaml .Values.certificateData }}
+{{- end }}

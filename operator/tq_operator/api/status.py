@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from transfer_queue.config.rules import Model
 
-__all__ = ["Condition", "Endpoints", "PartStatus", "Status"]
+__all__ = ["Condition", "Endpoints", "PartStatus", "Reported", "Status"]
 
 
 class Reported(Model):
@@ -20,10 +20,11 @@ class Reported(Model):
 class Condition(Reported):
     """One aspect of the state. Ready, Progressing and Degraded are always there.
 
-    RdmaAvailable is there where the backend moves bytes over RDMA and the policy is not off.
+    RdmaAvailable is there where the backend moves bytes over RDMA and the policy is not off, MasterServing where
+    masters with high availability run.
     """
 
-    type: str = Field(description="Ready, Progressing, Degraded or RdmaAvailable.")
+    type: str = Field(description="Ready, Progressing, Degraded, RdmaAvailable or MasterServing.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: str = Field(description="One word for programs.")
     message: str = Field(default="", description="What happened and what to do about it.")
@@ -35,8 +36,10 @@ class Endpoints(Reported):
     """Addresses of the running parts, host:port unless they are URLs."""
 
     controller: str | None = Field(default=None, description="Address that clients attach to.")
-    mooncake_master: str | None = Field(default=None, description="Address of the mooncake_master's RPC.")
-    metadata_server: str | None = Field(default=None, description="URL of the HTTP metadata server.")
+    mooncake_master: str | None = Field(
+        default=None, description="Address of the mooncake_master's RPC, or the etcd that knows which master leads."
+    )
+    metadata_server: str | None = Field(default=None, description="URL of the metadata server.")
 
 
 class PartStatus(Reported):
@@ -64,6 +67,7 @@ class Status(Reported):
     endpoints: Endpoints = Field(default=Endpoints(), description="Addresses of the running parts.")
     controller: PartStatus = Field(default=PartStatus(), description="The control plane.")
     master: PartStatus | None = Field(default=None, description="The mooncake_master.")
+    leader: str | None = Field(default=None, description="Pod of the master that leads, with high availability.")
     storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
     transport: str = Field(default="", description="How bytes move: tcp or rdma.")
     injected: int = Field(default=0, description="Pods that were given this queue.")

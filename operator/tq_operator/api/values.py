@@ -19,6 +19,7 @@ class Images(Model):
     operator: str = Field(description="The operator.")
     server: str = Field(description="Controller and storage units of the simple backend.")
     mooncake: str = Field(description="mooncake_master and storage units of the mooncake backend.")
+    etcd: str = Field(description="The etcd of queues with highAvailability.etcd.development.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(description="When to pull them.")
 
 
@@ -27,6 +28,9 @@ class Crds(Model):
 
     install: bool = Field(description="Install them with the chart.")
     keep: bool = Field(description="Keep them, and with them every TransferQueue, when the chart is uninstalled.")
+    conversion: Literal["None", "Webhook"] = Field(
+        description="Who converts between versions of the API. None: the apiserver; Webhook: the operator."
+    )
 
 
 class Webhook(Model):
@@ -39,6 +43,16 @@ class Webhook(Model):
     port: Port = Field(description="Port of the webhook in the pod.")
     exclude_namespaces: list[str] = Field(description="Namespaces never looked at, besides kube-* and the chart's own.")
     certificate_days: Annotated[int, Between(1, 3650)] = Field(description="Validity of the certificates, in days.")
+
+
+class NodeReports(Model):
+    """TQNodes: what RDMA devices and GPUs each node has, for ``kubectl get tqnodes``."""
+
+    enabled: bool = Field(description="Run a pod on each node that keeps its TQNode.")
+    seconds: Annotated[int, Between(1, 86400)] = Field(description="How often the node is looked at.")
+    node_selector: dict[str, str] = Field(description="Labels that a node must carry.")
+    tolerations: list[dict[str, JsonValue]] = Field(description="Taints that the pods tolerate.")
+    resources: dict[str, JsonValue] = Field(description="Resources of each pod.")
 
 
 class Monitoring(Model):
@@ -67,5 +81,6 @@ class Values(Model):
     crds: Crds
     webhook: Webhook
     monitoring: Monitoring
+    node_reports: NodeReports
     # Helm hands these two to every chart.
     global_: dict[str, JsonValue] = Field(default={}, alias="global", description="Values shared with other charts.")

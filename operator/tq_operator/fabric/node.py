@@ -34,8 +34,14 @@ def node_status(resolution: Resolution) -> dict[str, Any]:
                 "distances": {name: "unknown" if d is None else d.name for name, d in distances.items()},
             }
         )
+    ports = [port for hca in usable if (port := usable_port(hca)) is not None]
     return {
         "summary": f"{len(usable)} of {len(fabric.hcas)} HCAs usable",
+        "usable": f"{len(usable)}/{len(fabric.hcas)}",
+        "links": ",".join(sorted({port.link_layer for port in ports})),
+        "rates": ",".join(f"{rate:g}" for rate in sorted({port.rate for port in ports})),
+        "unusable": "; ".join(f"{name}: {reason}" for name, reason in excluded.items()),
+        "gpuCount": len(fabric.gpus),
         "distanceSource": fabric.source,
         "hcas": [_hca_status(hca, excluded.get(hca.name)) for hca in fabric.hcas],
         "gpus": gpus,

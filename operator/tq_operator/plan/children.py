@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import yaml
 
+from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
 from tq_operator.plan.pods import (
     CONFIG_DIRECTORY,
     MIB,
     Container,
+    headless,
     http_probes,
     manifest,
     mebibytes,
+    over_nodes,
     pod_template,
     service,
+    stateful_set,
 )
 from tq_operator.plan.queue import Images, Manifest, Queue
 from tq_operator.plan.settings import (
@@ -27,7 +29,7 @@ from tq_operator.plan.settings import (
     storage_settings,
 )
 from transfer_queue.config.defaults import GROUP
-from transfer_queue.config.resource import Master, SsdOffload
+from transfer_queue.config.resource import SsdOffload
 
 __all__ = ["CONFIG_ANNOTATION", "desired_children", "drains", "uses_storage_units"]
 
@@ -38,11 +40,6 @@ CONFIG_ANNOTATION = f"{GROUP}/config"
 _UNIT_OVERHEAD = 512 * MIB
 _END_SECONDS = 30
 """For the process to end after its drain."""
-_MASTER_READY = (
-    "import sys,urllib.request as u;"
-    "h=u.build_opener(u.ProxyHandler({{}}));"
-    "sys.exit(b'\"service_ready\":true' not in h.open('http://127.0.0.1:{port}/health',timeout=2).read())"
-)
 
 
 def uses_storage_units(queue: Queue) -> bool:
@@ -66,13 +63,19 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
         files["storage.yaml"] = _yaml(storage_settings(queue))
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files)]
     if queue.spec.backend.mooncake:
-        children += _mooncake_master(queue, queue.spec.backend.mooncake.master, images)
+        children += masters(queue, queue.spec.backend.mooncake, images)
     children += _controller(queue, images, files["controller.yaml"])
     if uses_storage_units(queue):
         children += _storage(queue, images, files["storage.yaml"])
     if queue.spec.disruption_budget:
-        parts = ["controller", *(["storage"] if uses_storage_units(queue) else [])]
-        children += [_disruption_budget(queue, part) for part in parts]
+        parts = [
+            "controller",
+            *(["storage"] if uses_storage_units(queue) else []),
+            *(["etcd"] if runs_etcd(queue) else []),
+        ]
+        children += [_disruption_budget(queue, part, 0) for part in parts]
+        if queue.high_availability:
+            children.append(_disruption_budget(queue, "mooncake-masters", 1))
     if queue.spec.security.network_policy:
         children.append(_network_policy(queue))
     return children
@@ -168,16 +171,11 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         stop_seconds=part.drain_seconds + _END_SECONDS if drains(queue) else 0,
     )
     template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
-    chosen = selector(queue.name, "storage")
-    over_nodes: Manifest = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-    }
     template["spec"]["topologySpreadConstraints"] = [
-        {**constraint, "labelSelector": {"matchLabels": chosen}} for constraint in part.topology_spread or [over_nodes]
-    ]
-    return [_headless(queue, "storage", ports), _stateful_set(queue, "storage", part.replicas, template, claims)]
+        {**constraint, "labelSelector": {"matchLabels": selector(queue.name, "storage")}}
+        for constraint in part.topology_spread
+    ] or over_nodes(queue, "storage")
+    return [headless(queue, "storage", ports), stateful_set(queue, "storage", part.replicas, template, claims)]
 
 
 def _storage_volumes(queue: Queue) -> tuple[dict[str, tuple[str, Manifest]], list[Manifest]]:
@@ -234,68 +232,9 @@ def _yuanrong_environment(queue: Queue) -> list[Manifest]:
     ]
 
 
-def _mooncake_master(queue: Queue, part: Master, images: Images) -> list[Manifest]:
-    ports = {"rpc": part.rpc_port, "http-metadata": part.http_metadata_port, "metrics": part.metrics_port}
-    ready = ["python3", "-c", _MASTER_READY.format(port=part.metrics_port)]
-    container = Container(
-        image=part.image or images.mooncake,
-        pull_policy=images.pull_policy,
-        command=[
-            "mooncake_master",
-            f"--rpc_port={part.rpc_port}",
-            f"--rpc_interface={part.rpc_interface}",
-            "--enable_http_metadata_server=true",
-            "--http_metadata_server_host=0.0.0.0",
-            f"--http_metadata_server_port={part.http_metadata_port}",
-            "--enable_metadata_cleanup_on_timeout=true",
-            f"--metrics_port={part.metrics_port}",
-            # Rows that nobody consumed yet must never be evicted: a full store refuses puts instead.
-            "--eviction_ratio=0",
-            "--eviction_high_watermark_ratio=1",
-            "--default_kv_lease_ttl=5000",
-            "--client_ttl=10",
-            # Space of a writer that died while it was writing, in seconds.
-            "--put_start_discard_timeout_sec=30",
-            "--put_start_release_timeout_sec=60",
-        ],
-        ports=ports,
-        probes={
-            "startupProbe": {"tcpSocket": {"port": "metrics"}, "periodSeconds": 1, "failureThreshold": 60},
-            "readinessProbe": {"exec": {"command": ready}, "periodSeconds": 5, "timeoutSeconds": 4},
-            "livenessProbe": {"tcpSocket": {"port": "rpc"}, "periodSeconds": 10, "failureThreshold": 6},
-        },
-        requests={"cpu": "100m", "memory": "256Mi"},
-    )
-    template = pod_template(queue, "mooncake-master", part, container, {})
-    return [
-        service(queue, "mooncake-master", ports, selector(queue.name, "mooncake-master")),
-        _stateful_set(queue, "mooncake-master", 1, template),
-    ]
-
-
-def _stateful_set(
-    queue: Queue, name: str, replicas: int, template: Manifest, claims: Sequence[Manifest] = ()
-) -> Manifest:
-    return manifest(
-        queue,
-        "apps/v1",
-        "StatefulSet",
-        name,
-        spec={
-            "replicas": replicas,
-            "revisionHistoryLimit": 2,
-            "serviceName": queue.child(name),
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": selector(queue.name, name)},
-            "template": template,
-            **({"volumeClaimTemplates": list(claims)} if claims else {}),
-        },
-    )
-
-
-def _disruption_budget(queue: Queue, part: str) -> Manifest:
-    # Whatever a pod holds ends with it, so no eviction is harmless.
-    spec = {"maxUnavailable": 0, "selector": {"matchLabels": selector(queue.name, part)}}
+def _disruption_budget(queue: Queue, part: str, unavailable: int) -> Manifest:
+    # Whatever a pod holds ends with it, so no eviction is harmless but that of one of several masters.
+    spec = {"maxUnavailable": unavailable, "selector": {"matchLabels": selector(queue.name, part)}}
     return manifest(queue, "policy/v1", "PodDisruptionBudget", part, spec=spec)
 
 
@@ -311,11 +250,6 @@ def _network_policy(queue: Queue) -> Manifest:
         "ingress": [{"from": [users]}, {"ports": metrics}],
     }
     return manifest(queue, "networking.k8s.io/v1", "NetworkPolicy", "access", spec=spec)
-
-
-def _headless(queue: Queue, name: str, ports: dict[str, int]) -> Manifest:
-    # A unit must find its own name before it is ready.
-    return service(queue, name, ports, selector(queue.name, name), clusterIP="None", publishNotReadyAddresses=True)
 
 
 def _config_volume(queue: Queue, file: str) -> tuple[str, Manifest]:

@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tq_operator.plan.names import QUEUE_ANNOTATION, labels
+from tq_operator.plan.names import QUEUE_ANNOTATION, labels, selector
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.resource import Part
 
-__all__ = ["CONFIG_DIRECTORY", "Container", "http_probes", "manifest", "mebibytes", "pod_template", "service"]
+__all__ = [
+    "CONFIG_DIRECTORY",
+    "MIB",
+    "Container",
+    "headless",
+    "http_probes",
+    "manifest",
+    "mebibytes",
+    "over_nodes",
+    "pod_template",
+    "service",
+    "stateful_set",
+]
 
 CONFIG_DIRECTORY = "/etc/transferqueue"
 _USER = 65532
@@ -54,6 +66,45 @@ def service(queue: Queue, part: str, ports: Mapping[str, int], selector: Mapping
     """A Service in front of the pods of ``part``."""
     listed = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports.items()]
     return manifest(queue, "v1", "Service", part, spec={"selector": dict(selector), "ports": listed, **spec})
+
+
+def headless(queue: Queue, name: str, ports: Mapping[str, int]) -> Manifest:
+    """The Service that gives each pod of a StatefulSet a name."""
+    # A unit must find its own name before it is ready.
+    return service(queue, name, ports, selector(queue.name, name), clusterIP="None", publishNotReadyAddresses=True)
+
+
+def stateful_set(
+    queue: Queue, name: str, replicas: int, template: Manifest, claims: Sequence[Manifest] = ()
+) -> Manifest:
+    """Pods with names that stay. ``claims``: templates of their volumes."""
+    return manifest(
+        queue,
+        "apps/v1",
+        "StatefulSet",
+        name,
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 2,
+            "serviceName": queue.child(name),
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": selector(queue.name, name)},
+            "template": template,
+            **({"volumeClaimTemplates": list(claims)} if claims else {}),
+        },
+    )
+
+
+def over_nodes(queue: Queue, part: str) -> list[Manifest]:
+    """Spread over nodes as far as they go."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector(queue.name, part)},
+        }
+    ]
 
 
 def pod_template(queue: Queue, name: str, part: Part, container: Container, annotations: Mapping[str, str]) -> Manifest:

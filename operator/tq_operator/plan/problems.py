@@ -30,11 +30,11 @@ def refusal(what: str, message: str, otherwise: str = "ApplyFailed") -> Problem:
 
 def worst_problem(children: Iterable[Manifest], parts: Iterable[Manifest]) -> Problem | None:
     """The problem to tell about, of children and pods: the root comes before what follows from it."""
-    order = {"mooncake-master": 0, "controller": 1, "storage": 2}
+    order = {"etcd": 0, "mooncake-master": 1, "mooncake-masters": 1, "controller": 2, "storage": 3}
     pods = sorted(
         parts,
         key=lambda pod: (
-            order.get(pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), 3),
+            order.get(pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), 4),
             pod["metadata"]["name"],
         ),
     )

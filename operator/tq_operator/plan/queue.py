@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from tq_operator.plan.names import child_name
+from tq_operator.plan.names import child_name, digest
 from tq_operator.plan.rdma import Transport, choose_transport
 from transfer_queue.config import defaults, resource
-from transfer_queue.config.resource import Spec, TransferQueue
+from transfer_queue.config.resource import HighAvailability, Spec, TransferQueue
 
 __all__ = ["Images", "Manifest", "Queue", "queue_from"]
 
@@ -25,6 +25,7 @@ class Images:
     server: str
     mooncake: str
     pull_policy: str = "IfNotPresent"
+    etcd: str = defaults.ETCD_IMAGE
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,30 @@ class Queue:
         return self.resource.metadata.annotations
 
     @property
+    def high_availability(self) -> HighAvailability | None:
+        """Set if several masters take over from each other."""
+        return self.spec.backend.mooncake.high_availability if self.spec.backend.mooncake else None
+
+    @property
+    def etcd_members(self) -> list[str]:
+        """host:port of the etcd of the masters."""
+        group = self.high_availability
+        if group is None:
+            return []
+        development = group.etcd.development
+        return [f"{self.host('etcd')}:{development.port}"] if development else list(group.etcd.endpoints)
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the masters' state in etcd; a later queue of the same name has another."""
+        return f"{self.namespace}.{self.name}.{digest(self.uid)}"
+
+    @property
     def transport(self) -> Literal["tcp", "rdma"]:
         return self.decided.protocol if self.decided else self.spec.transport
 
     def child(self, part: str) -> str:
-        """Name of the child for ``part``: controller, storage, mooncake-master or config."""
+        """Name of the child for ``part``: controller, storage, mooncake-master, mooncake-masters, etcd or config."""
         return child_name(self.name, part)
 
     def host(self, part: str) -> str:

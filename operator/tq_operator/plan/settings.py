@@ -98,11 +98,9 @@ def _backend_settings(queue: Queue) -> dict[str, Any]:
 
 
 def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
-    host, master, buffers = queue.host("mooncake-master"), mooncake.master, mooncake.zero_copy
+    buffers = mooncake.zero_copy
     return {
-        "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
-        "masterServerAddress": f"{host}:{master.rpc_port}",
-        "adminAddress": f"{host}:{master.metrics_port}",
+        **_master_settings(queue, mooncake),
         "protocol": queue.transport,
         "deviceName": mooncake.device_name,
         "localBufferSize": str(mooncake.local_buffer_size),
@@ -114,4 +112,23 @@ def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
             "controllerBytesBufferSize": str(buffers.controller_bytes_buffer_size),
         },
         "evictionDisabled": True,
+    }
+
+
+def _master_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
+    master, group = mooncake.master, mooncake.high_availability
+    if group is None:
+        host = queue.host("mooncake-master")
+        return {
+            "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
+            "masterServerAddress": f"{host}:{master.rpc_port}",
+            "adminAddress": f"{host}:{master.metrics_port}",
+        }
+    etcd, name = f"etcd://{';'.join(queue.etcd_members)}", queue.child("mooncake-masters")
+    pods = [f"{name}-{number}.{queue.host('mooncake-masters')}" for number in range(group.masters)]
+    return {
+        "metadataServer": etcd,
+        "masterServerAddress": etcd,
+        "clusterId": queue.cluster_id,
+        "adminAddress": ";".join(f"{pod}:{master.metrics_port}" for pod in pods),
     }

@@ -8,12 +8,22 @@ from typing import Any
 
 from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, StorageStatus
 from tq_operator.plan.children import drains, uses_storage_units
+from tq_operator.plan.masters import runs_etcd
 from tq_operator.plan.names import selector
 from tq_operator.plan.problems import Problem, worst_problem
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.quantity import Quantity
 
-__all__ = ["Observation", "Problem", "queue_status", "refused_status"]
+__all__ = ["MasterGroup", "Observation", "Problem", "master_problem", "queue_status", "refused_status"]
+
+
+@dataclass(frozen=True)
+class MasterGroup:
+    """What the running masters with high availability say. ``leader``: name of the pod that serves, empty if none does.
+    ``etcd``: why etcd cannot be reached, empty if it can."""
+
+    leader: str = ""
+    etcd: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,8 @@ class Observation:
     """What went wrong while the children were written."""
     held: str = ""
     """Why writes wait."""
+    masters: MasterGroup | None = None
+    """None as long as no master of a group runs."""
 
 
 def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], now: str) -> dict[str, Any]:
@@ -35,17 +47,26 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
     parts = {
         "controller": _part(seen, "Deployment", queue.child("controller"), queue.spec.controller.replicas),
         "storage": _part(seen, "StatefulSet", queue.child("storage"), queue.spec.storage.replicas),
-        "mooncake-master": _part(seen, "StatefulSet", queue.child("mooncake-master"), 1),
     }
-    if not queue.spec.backend.mooncake:
-        del parts["mooncake-master"]
+    if group := queue.high_availability:
+        parts["mooncake-masters"] = _part(seen, "StatefulSet", queue.child("mooncake-masters"), group.masters)
+    elif queue.spec.backend.mooncake:
+        parts["mooncake-master"] = _part(seen, "StatefulSet", queue.child("mooncake-master"), 1)
+    if runs_etcd(queue):
+        parts["etcd"] = _part(seen, "StatefulSet", queue.child("etcd"), 1)
     if not uses_storage_units(queue):
         parts["storage"] = PartStatus()
     problem = seen.problems[0] if seen.problems else worst_problem(seen.children.values(), seen.pods)
     decided = queue.decided
     if problem is None and decided and decided.reason == "RdmaUnavailable":
         problem = Problem(decided.reason, decided.message)
-    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen))
+    unled = master_problem(queue, seen)
+    problem = problem or unled
+    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled)
+    if queue.high_availability and seen.masters:
+        words = f"{seen.masters.leader} leads; the others follow it."
+        serving = ("False", unled.reason, unled.message) if unled else ("True", "Leader", words)
+        conditions.append(("MasterServing", *serving))
     if decided and decided.available:
         conditions.append(("RdmaAvailable", decided.available, decided.reason, decided.message))
     storage = parts["storage"]
@@ -65,7 +86,8 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         ],
         endpoints=_endpoints(queue),
         controller=parts["controller"],
-        master=parts.get("mooncake-master"),
+        master=parts.get("mooncake-master") or parts.get("mooncake-masters"),
+        leader=seen.masters.leader or None if seen.masters else None,
         storage=StorageStatus(
             replicas=storage.replicas,
             ready=storage.ready,
@@ -120,10 +142,26 @@ def _leaving(queue: Queue, seen: Observation) -> list[str]:
     return sorted(metadata["name"] for metadata in ending if metadata["name"].startswith(prefix))
 
 
+def master_problem(queue: Queue, seen: Observation) -> Problem | None:
+    """Why none of several masters serves; None if one does, or none runs yet."""
+    if seen.masters is None or seen.masters.leader:
+        return None
+    members = ", ".join(queue.etcd_members)
+    if seen.masters.etcd:
+        words = f"The masters cannot agree on a leader: etcd at {members} does not answer ({seen.masters.etcd})."
+        own = runs_etcd(queue)
+        advice = f"Look at the pod {queue.child('etcd')}-0." if own else "Start it, or correct etcd.endpoints."
+        return Problem("EtcdUnreachable", f"{words} {advice}")
+    words = "No master serves: they are choosing a leader, which takes about 10 s after the last one was lost."
+    return Problem("NoLeader", words)
+
+
 def _conditions(
-    parts: Mapping[str, PartStatus], problem: Problem | None, held: str, leaving: Sequence[str]
+    parts: Mapping[str, PartStatus], problem: Problem | None, held: str, leaving: Sequence[str], unled: Problem | None
 ) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
+    if unled:
+        missing.append("a leader of the masters")
     waiting = f"Not ready yet: {', '.join(missing)}."
     if missing:
         reason = problem.reason if problem else "PodsNotReady"
@@ -155,6 +193,9 @@ def _since(previous: Mapping[str, Any], kind: str, value: str, now: str) -> str:
 
 def _endpoints(queue: Queue) -> Endpoints:
     mooncake = queue.spec.backend.mooncake
+    if queue.high_availability:
+        etcd = f"etcd://{';'.join(queue.etcd_members)}"
+        return Endpoints(controller=queue.controller_address, mooncake_master=etcd, metadata_server=etcd)
     host = queue.host("mooncake-master")
     return Endpoints(
         controller=queue.controller_address,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.masters import same_group
 from tq_operator.plan.names import digest
 from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import Images, Manifest, Queue
@@ -123,6 +124,8 @@ def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | N
         return ""
     name, wanted, running = child["metadata"]["name"], child["spec"]["replicas"], observed["spec"].get("replicas", 1)
     storage = name == queue.child("storage")
+    if name == queue.child("mooncake-masters") and same_group(child, observed):
+        return ""  # one after the other: the rest takes over
     if _restarts(child, observed):
         left = min(wanted, running - 1)
         movable = _shape(child) == _shape(observed) and _moves_rows(observed, queue, left, used)

@@ -13,6 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
+from tq_operator.api.node import NODE_KIND, NODE_PLURAL
 from tq_operator.plan.names import INJECT_LABEL, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
@@ -118,6 +119,21 @@ class Cluster:
     ) -> None:
         document = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status}
         self._apply(f"{_QUEUES}/namespaces/{namespace}/{plural}/{name}/status", document)
+
+    def node_report(self, name: str) -> Manifest | None:
+        return self._get(f"{_QUEUES}/{NODE_PLURAL}/{name}")
+
+    def node(self, name: str) -> Manifest | None:
+        return self._get(f"/api/v1/nodes/{name}")
+
+    def write_node_report(self, node: Manifest, status: Mapping[str, Any]) -> None:
+        """Make the report of ``node``, which it ends with, or bring it up to date."""
+        metadata = node["metadata"]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": metadata["name"], "uid": metadata["uid"]}
+        head = {"apiVersion": API_VERSION, "kind": NODE_KIND}
+        path = f"{_QUEUES}/{NODE_PLURAL}/{metadata['name']}"
+        self._apply(path, {**head, "metadata": {"name": metadata["name"], "ownerReferences": [owner]}})
+        self._apply(f"{path}/status", {**head, "metadata": {"name": metadata["name"]}, "status": status})
 
     def create_event(self, event: Manifest) -> None:
         """Create an events.k8s.io event; one of that name already there is left as it is."""

@@ -27,7 +27,7 @@ from tq_operator.runtime.settings import OperatorSettings
 from tq_operator.runtime.webhook import Certificate, webhook_application
 from transfer_queue.errors import StartError, TransferQueueError
 
-__all__ = ["main", "run"]
+__all__ = ["api_client", "main", "run"]
 
 logger = logging.getLogger("tq_operator")
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 async def run(settings: OperatorSettings) -> None:
     """Serve until the process is asked to end. Raises StartError, and what ended a part of it."""
-    cluster = Cluster(_api_client())
+    cluster = Cluster(api_client())
     elector = (
         Elector(cluster, settings.lease_namespace, settings.lease_name, settings.identity)
         if settings.lease_namespace
@@ -100,7 +100,8 @@ async def run(settings: OperatorSettings) -> None:
         await _first_to_end(*parts)
 
 
-def _api_client() -> client.ApiClient:
+def api_client() -> client.ApiClient:
+    """With the credentials of the pod, or of the kubeconfig of the environment. Raises StartError."""
     try:
         config.load_incluster_config()  # type: ignore[no-untyped-call]
     except config.ConfigException:

@@ -19,10 +19,11 @@ from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
 from tq_operator.plan.rdma import Transport, choose_transport
-from tq_operator.plan.status import Observation, queue_status, refused_status
+from tq_operator.plan.status import Observation, master_problem, queue_status, refused_status
 from tq_operator.plan.step import Children, Step, next_step, wanted_children
 from tq_operator.runtime.cluster import Cluster, ClusterError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
+from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
 from transfer_queue.errors import ConfigError
@@ -170,7 +171,7 @@ class Reconciler:
         children, problems = self._write(queue, step, dict(seen.children))
         seen = replace(seen, children=children, problems=[*step.problems, *problems], held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
-        return not problems
+        return not problems and master_problem(queue, seen) is None
 
     def _observe(self, queue: Queue, previous: dict[str, Any]) -> tuple[Observation, Queue]:
         """What there is, and the queue with the transport that fits it."""
@@ -188,15 +189,13 @@ class Reconciler:
             if key not in children and (found := cluster.child(manifest)) is not None:
                 children[key] = found
         pods = cluster.pods(self._namespaces, queue.name)
-        return (
-            Observation(
-                children=children,
-                pods=[pod for pod in pods if _is_part(pod, queue)],
-                injected=sum(_is_injected(pod, queue) for pod in pods),
-                used=self._used(queue, children),
-            ),
-            queue,
+        seen = Observation(
+            children=children,
+            pods=[pod for pod in pods if _is_part(pod, queue)],
+            injected=sum(_is_injected(pod, queue) for pod in pods),
+            used=self._used(queue, children),
         )
+        return replace(seen, masters=master_group(queue, seen)), queue
 
     def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
         """Write what the step says. Gives the children as they are then, and what went wrong."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tq_operator.plan.queue import Images
+from transfer_queue.config.defaults import ETCD_IMAGE
 from transfer_queue.errors import ConfigError
 
-__all__ = ["OperatorSettings"]
+__all__ = ["OperatorSettings", "number"]
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,16 @@ class OperatorSettings:
             environ["TQ_IMAGE_SERVER"],
             environ["TQ_IMAGE_MOONCAKE"],
             environ.get("TQ_IMAGE_PULL_POLICY", "IfNotPresent"),
+            environ.get("TQ_IMAGE_ETCD") or ETCD_IMAGE,
         )
         return cls(
             images=images,
             namespaces=tuple(
                 name.strip() for name in environ.get("TQ_WATCH_NAMESPACES", "").split(",") if name.strip()
             ),
-            resync=_number(environ, "TQ_RESYNC_SECONDS", cls.resync),
-            webhook_port=int(_number(environ, "TQ_WEBHOOK_PORT", cls.webhook_port)),
-            health_port=int(_number(environ, "TQ_HEALTH_PORT", cls.health_port)),
+            resync=number(environ, "TQ_RESYNC_SECONDS", cls.resync),
+            webhook_port=int(number(environ, "TQ_WEBHOOK_PORT", cls.webhook_port)),
+            health_port=int(number(environ, "TQ_HEALTH_PORT", cls.health_port)),
             certificates=Path(environ.get("TQ_WEBHOOK_CERTIFICATES", str(cls.certificates))),
             log_level=environ.get("TQ_LOG_LEVEL", cls.log_level),
             identity=environ.get("POD_NAME", cls.identity),
@@ -60,7 +62,8 @@ class OperatorSettings:
         )
 
 
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+def number(environ: Mapping[str, str], name: str, default: float) -> float:
+    """A variable as a number. Raises ConfigError."""
     text = environ.get(name, "")
     try:
         return float(text) if text else default

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from cryptography import x509
 
+from tq_operator.admission.conversion import convert_review
 from tq_operator.admission.review import (
     MalformedReviewError,
     Review,
@@ -31,15 +32,17 @@ from tq_operator.runtime.cluster import ClusterError
 from tq_operator.runtime.metrics import OperatorMetrics
 from transfer_queue.errors import ConfigError, StartError
 
-__all__ = ["BIND_PATH", "INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
+__all__ = ["BIND_PATH", "CONVERT_PATH", "INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
 
 logger = logging.getLogger("tq_operator.webhook")
 
 INJECT_PATH = "/inject"
 BIND_PATH = "/bind"
 VALIDATE_PATH = "/validate"
-# etcd holds objects up to 1.5 MiB; the review carries the object, and for updates the old one.
-_LARGEST_REVIEW = 8 << 20
+CONVERT_PATH = "/convert"
+# etcd holds objects up to 1.5 MiB; the review carries the object, and for updates the old one. Conversions come for all
+# objects of a list at once.
+_LARGEST_REVIEW = 64 << 20
 _LOOK_S = 2.0
 
 FindBindings = Callable[[str], list[Manifest]]
@@ -91,7 +94,7 @@ def webhook_application(
     find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics
 ) -> web.Application:
     """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
-    queues.
+    queues, CONVERT_PATH between versions of the API.
     """
 
     async def inject(review: Review) -> dict[str, Any]:
@@ -133,7 +136,25 @@ def webhook_application(
     application = web.Application(client_max_size=_LARGEST_REVIEW)
     for path, answer in ((INJECT_PATH, inject), (BIND_PATH, bind), (VALIDATE_PATH, validate)):
         application.router.add_post(path, _handler(answer, metrics))
+    application.router.add_post(CONVERT_PATH, _conversion_handler(metrics))
     return application
+
+
+def _conversion_handler(metrics: OperatorMetrics) -> Callable[[web.Request], Any]:
+    async def handle(request: web.Request) -> web.Response:
+        began = time.monotonic()
+        try:
+            answer = convert_review(json.loads(await request.read()))
+        except (ValueError, RecursionError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        result = answer["response"]["result"]
+        done = "yes" if result["status"] == "Success" else "no"
+        metrics.admission.labels("convert", done).observe(time.monotonic() - began)
+        if done == "no":
+            logger.info("not converted: %s", result["message"])
+        return web.json_response(answer)
+
+    return handle
 
 
 def _handler(answer: Callable[[Review], Any], metrics: OperatorMetrics) -> Callable[[web.Request], Any]:

@@ -33,6 +33,8 @@ class Operator:
     child: subprocess.Popen[bytes]
     health: int
     log: Path
+    webhook: int = 0
+    """Port of its webhooks."""
 
     def ready(self) -> bool:
         assert self.child.poll() is None, f"the operator ended:\n{self.log.read_text()[-3000:]}"
@@ -112,7 +114,7 @@ def operator(plane: ControlPlane, certificates: Path, tmp_path_factory: pytest.T
     command = [sys.executable, "-m", "tq_operator"]
     variables = environment(plane, certificates, webhook, health)
     with process(command, folder / "operator.log", **variables) as child:
-        running = Operator(plane, child, health, folder / "operator.log")
+        running = Operator(plane, child, health, folder / "operator.log", webhook)
         wait_until(running.ready, "the operator is ready")
         authority = base64.b64encode(plane.authority.files.certificate.read_bytes()).decode()
         for manifest in rendered_chart(plane):

@@ -66,7 +66,7 @@ def test_a_namespaced_operator_gets_no_rights_in_the_whole_cluster(plane: Contro
 
 def test_the_definitions_can_be_kept_at_an_uninstall(plane: ControlPlane) -> None:
     definitions = of_kind(rendered_chart(plane), "CustomResourceDefinition")
-    assert len(definitions) == 2
+    assert len(definitions) == 3
     assert all("annotations" not in crd["metadata"] for crd in definitions)
     for crd in of_kind(rendered_chart(plane, "--set", "crds.keep=true"), "CustomResourceDefinition"):
         assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

@@ -360,3 +360,44 @@ def test_a_pod_that_was_missed_is_found_and_told_about(operator: Operator) -> No
     (note,) = wait_until(told, "the pod is told about")
     assert "delete it, and its owner makes it anew" in note
     plane.kubectl("delete", "pod", "missed", "-n", "tq-system", "--force")
+
+
+def test_one_master_gives_way_to_several_and_the_etcd_of_them(operator: Operator, queue: str) -> None:
+    plane, one, several = operator.plane, f"{queue}-mooncake-master", f"{queue}-mooncake-masters"
+    wait_until(lambda: plane.get("statefulset", one), "the one master exists")
+    group = {"highAvailability": {"masters": 3, "etcd": {"development": {}}}}
+    change = json.dumps({"spec": {"backend": {"mooncake": group}}})
+    done = plane.kubectl("patch", "transferqueue", queue, "--type=merge", "-p", change)
+    assert done.returncode == 0, done.stderr
+    made = wait_until(lambda: plane.get("statefulset", several), "the masters exist")
+    command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert f"--etcd_endpoints={queue}-etcd.default.svc:2379" in command
+    assert (plane.get("statefulset", f"{queue}-etcd") or {})["spec"]["replicas"] == 1
+    wait_until(lambda: plane.get("statefulset", one) is None, "the one master is gone")
+
+    def told() -> bool:
+        message = condition(plane, queue, "Ready").get("message", "")
+        return "mooncake-masters 0/3" in message and "etcd 0/1" in message
+
+    wait_until(told, "the status counts them")
+    endpoints = (plane.get("transferqueue", queue) or {})["status"]["endpoints"]
+    assert endpoints["mooncakeMaster"] == f"etcd://{queue}-etcd.default.svc:2379"
+
+
+def test_a_horizontal_pod_autoscaler_scales_the_storage(operator: Operator, queue: str) -> None:
+    plane = operator.plane
+    target = {"apiVersion": "transferqueue.io/v1alpha1", "kind": "TransferQueue", "name": queue}
+    usage = {"name": "memory", "target": {"type": "Utilization", "averageUtilization": 80}}
+    metrics = [{"type": "Resource", "resource": usage}]
+    head = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": queue}}
+    # Below the least number no metrics are asked for, which nothing serves here.
+    spec = {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 5, "metrics": metrics}
+    plane.apply(yaml.safe_dump({**head, "spec": spec}))
+    scaled = {"replicas": 3, "summary": "0/3"}
+
+    def storage() -> dict[str, Any]:
+        found = (plane.get("transferqueue", queue) or {})["status"]["storage"]
+        return {name: found[name] for name in scaled}
+
+    wait_until(lambda: storage() == scaled, "the autoscaler scales the storage units", 60)
+    plane.kubectl("delete", "hpa", queue)

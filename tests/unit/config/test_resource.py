@@ -99,6 +99,14 @@ REFUSALS = [
         "{backend: {yuanrong: {worker: head}}}",
         'spec.backend.yuanrong.worker: "head" is not a HOST:PORT',
     ),
+    (
+        "{backend: {mooncake: {highAvailability: {etcd: {}}}}}",
+        "spec.backend.mooncake.highAvailability.etcd: set exactly one of endpoints, development",
+    ),
+    (
+        "{backend: {mooncake: {highAvailability: {etcd: {endpoints: ['https://etcd:2379']}}}}}",
+        'spec.backend.mooncake.highAvailability.etcd.endpoints[0]: "https://etcd:2379" is not a HOST:PORT',
+    ),
     ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     ("{}", "spec.backend: Required value"),
     (

@@ -21,6 +21,12 @@ SPECS = {
     "simple": "{backend: {simple: {}}}",
     "mooncake-tcp": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, storage: {replicas: 3}}",
     "mooncake-rdma": "{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}",
+    "mooncake-ha": """
+backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi, highAvailability: {etcd: {endpoints: [a:2379, b:2379]}}}}
+""",
+    "mooncake-ha-development": """
+backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi, highAvailability: {etcd: {development: {}}}}}
+""",
     "overrides": """
 backend: {simple: {}}
 controller:
@@ -91,11 +97,15 @@ def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, mo
         assert unit.backend == controller.backend
     if controller.backend.kind == "mooncake":
         settings = parse_settings(controller.backend.settings)
-        assert settings.master_server_address == "quickstart-mooncake-master.rl.svc:50051"
-        assert settings.metadata_server == "http://quickstart-mooncake-master.rl.svc:8080/metadata"
+        etcd = {"mooncake-ha": "a:2379;b:2379", "mooncake-ha-development": "quickstart-etcd.rl.svc:2379"}.get(name)
+        master = f"etcd://{etcd}" if etcd else "quickstart-mooncake-master.rl.svc:50051"
+        assert settings.master_server_address == master
+        assert settings.metadata_server == (
+            master if etcd else "http://quickstart-mooncake-master.rl.svc:8080/metadata"
+        )
 
 
-@pytest.mark.parametrize("name", ["simple", "mooncake-tcp", "overrides"])
+@pytest.mark.parametrize("name", ["simple", "mooncake-tcp", "mooncake-ha-development", "overrides"])
 def test_every_pod_is_admitted_by_the_restricted_pod_security_standard(name: str) -> None:
     templates = [
         child["spec"]["template"]["spec"]

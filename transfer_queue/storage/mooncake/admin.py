@@ -28,21 +28,19 @@ class _Segments(msgspec.Struct):
 
 
 class Admin:
-    """Requests to ``address`` (host:port). Methods raise ConnectionLostError."""
+    """Requests to ``address``: host:port, or several with ``;`` between, of masters of which one leads.
+
+    Methods raise ConnectionLostError.
+    """
 
     def __init__(self, address: str, timeout_s: float = 3.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._masters = address.split(";")
 
     def ready(self) -> bool:
-        """Whether the master serves: up and leader. A standby's /health is 200 as well."""
-        try:
-            text = self._get("health")
-        except ConnectionLostError:
-            return False
-        if text is None:
-            return False
-        return '"service_ready":true' in text or "service_ready" not in text  # old masters answer plain text
+        """Whether a master serves: up and leader. A standby's /health is 200 as well."""
+        return any(self._serves(master) for master in self._masters)
 
     def segment_usage(self, segment: str) -> tuple[int, int] | None:
         """(bytes used, capacity) of the segment called ``segment``; None if it is not mounted."""
@@ -68,15 +66,37 @@ class Admin:
         """All complete keys that start with ``prefix``."""
         return [key for key in (self._get("get_all_keys") or "").split() if key.startswith(prefix)]
 
+    def _serves(self, master: str) -> bool:
+        try:
+            text = self._ask(master, "health")
+        except ConnectionLostError:
+            return False
+        # Old masters answer plain text.
+        return text is not None and ('"service_ready":true' in text or "service_ready" not in text)
+
+    def _leader(self) -> str:
+        """Asked each time: what a master that lost the lead knows is old."""
+        if len(self._masters) == 1:
+            return self.address
+        for master in self._masters:
+            if self._serves(master):
+                self._masters.remove(master)
+                self._masters.insert(0, master)
+                return master
+        raise ConnectionLostError(f"none of the Mooncake masters {self.address} leads; check that their etcd answers")
+
     def _get(self, path: str) -> str | None:
+        return self._ask(self._leader(), path)
+
+    def _ask(self, master: str, path: str) -> str | None:
         """The answer; None for a refusal (older masters lack some paths)."""
         try:
-            with _opener.open(f"http://{self.address}/{path}", timeout=self._timeout_s) as answer:
+            with _opener.open(f"http://{master}/{path}", timeout=self._timeout_s) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             error.close()
             return None
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLostError(
-                f"the Mooncake master's HTTP port {self.address} does not answer ({error}); check adminAddress"
+                f"the Mooncake master's HTTP port {master} does not answer ({error}); check adminAddress"
             ) from None

@@ -70,6 +70,12 @@ def _master_address(value: str) -> str:
     return _host_port(value)
 
 
+def _masters(value: str) -> str:
+    for member in value.split(";"):
+        _host_port(member)
+    return value
+
+
 def _positive(value: int) -> int:
     if value < 2**20:
         raise ValueError("at least 1Mi")
@@ -104,8 +110,11 @@ class MooncakeSettings(Document):
     """``http://HOST:PORT/metadata``, ``etcd://…`` or ``P2PHANDSHAKE``."""
     master_server_address: Annotated[str, AfterValidator(_master_address)]
     """``HOST:PORT``, or ``etcd://A:2379;B:2379`` for a master with high availability."""
-    admin_address: Annotated[str, AfterValidator(_host_port)] | None = None
-    """The master's HTTP port of metrics; default: the usual port of it on the master's host. Storage units only."""
+    cluster_id: str | None = None
+    """``--cluster_id`` of masters with high availability; default: what ``MC_STORE_CLUSTER_ID`` says."""
+    admin_address: Annotated[str, AfterValidator(_masters)] | None = None
+    """The master's HTTP port of metrics; default: the usual port of it on the master's host. With high availability
+    those of all masters, ``A:9003;B:9003``. Storage units only."""
     protocol: Literal["rdma", "tcp"] = "rdma"
     device_name: str = defaults.MOONCAKE_DEVICE_NAME
     """``auto``: those nearest to the GPUs of the process; or a comma-separated list. Without meaning for tcp."""

@@ -256,7 +256,7 @@ def _advice(settings: MooncakeSettings) -> str:
     if settings.master_server_address.startswith("etcd://"):
         return (
             "perhaps no master is registered in etcd: start mooncake_master with --enable_ha=true and "
-            "--etcd_endpoints, and set MC_STORE_CLUSTER_ID to its --cluster_id"
+            "--etcd_endpoints, and set clusterId or MC_STORE_CLUSTER_ID to its --cluster_id"
         )
     if settings.protocol == "rdma":
         return "check ulimit -l and deviceName"
@@ -311,6 +311,8 @@ def _address_toward(host: str) -> str:
 def _prepare_environment(settings: MooncakeSettings, local: str) -> None:
     """The engine reads these, some of them long after set-up."""
     os.environ.setdefault("MC_TCP_BIND_ADDRESS", local)
+    if settings.cluster_id:
+        os.environ["MC_STORE_CLUSTER_ID"] = settings.cluster_id
     host = urllib.parse.urlsplit(settings.metadata_server).hostname
     if host:  # its HTTP client would go through a proxy
         for variable in ("no_proxy", "NO_PROXY"):

@@ -1,0 +1,67 @@
+"""Which of several masters leads, asked from their HTTP ports; and if none does, whether their etcd answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tq_operator.plan.masters import runs_etcd
+from tq_operator.plan.queue import Manifest, Queue
+from tq_operator.plan.status import MasterGroup, Observation
+
+__all__ = ["master_group"]
+
+_TIMEOUT_S = 2.0
+# Masters are in the cluster and etcd is near; a proxy of the environment is meant for neither.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def master_group(queue: Queue, seen: Observation) -> MasterGroup | None:
+    """Blocking. None for a queue with one master, and while no master runs."""
+    if queue.high_availability is None or queue.spec.backend.mooncake is None:
+        return None
+    prefix, port = queue.child("mooncake-masters") + "-", queue.spec.backend.mooncake.master.metrics_port
+    running = [pod for pod in seen.pods if pod["metadata"]["name"].startswith(prefix) and _runs(pod)]
+    for pod in running:
+        if _ask(f"http://{_host(pod['status']['podIP'])}:{port}/health").get("service_ready") is True:
+            return MasterGroup(leader=pod["metadata"]["name"])
+    return MasterGroup(etcd=_etcd_problem(queue, seen)) if running else None
+
+
+def _runs(pod: Manifest) -> bool:
+    containers = pod.get("status", {}).get("containerStatuses", [])
+    return "podIP" in pod.get("status", {}) and any("running" in entry.get("state", {}) for entry in containers)
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _etcd_problem(queue: Queue, seen: Observation) -> str:
+    if runs_etcd(queue):
+        child = seen.children.get(("StatefulSet", queue.child("etcd")), {})
+        return "" if child.get("status", {}).get("readyReplicas") else "its pod is not ready"
+    problem = ""
+    for member in queue.etcd_members:
+        answer = _ask(f"http://{member}/health")
+        if answer.get("health") in ("true", True):
+            return ""
+        problem = problem or f"{member}: {answer.get('error') or answer.get('reason') or 'not healthy'}"
+    return problem
+
+
+def _ask(url: str) -> dict[str, Any]:
+    """The JSON object at ``url``; its ``error`` says why there is none."""
+    try:
+        try:
+            with _opener.open(url, timeout=_TIMEOUT_S) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as refusal:  # etcd without a quorum says so with 503
+            text = refusal.read()
+        found = json.loads(text)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return {"error": str(getattr(error, "reason", None) or error)}
+    return found if isinstance(found, dict) else {"error": f"answers {found!r}"}

@@ -1,0 +1,96 @@
+"""Masters that take over from each other: what the status says of them, and which changes cost no row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.queues import IMAGES, queue
+from tests.unit.operator.test_status import NOW, child, condition
+from tq_operator.plan.names import child_name
+from tq_operator.plan.queue import Queue
+from tq_operator.plan.status import MasterGroup, Observation, queue_status
+from tq_operator.plan.step import lossy_change, next_step, wanted_children
+
+GROUP = "{backend: {mooncake: {protocol: tcp, MORE highAvailability: {masters: 3, etcd: ETCD}}}}"
+
+
+def group(etcd: str = "{endpoints: ['etcd-0:2379', 'etcd-1:2379']}", more: str = "") -> Queue:
+    return queue(GROUP.replace("ETCD", etcd).replace("MORE", more))
+
+
+def observed(masters: MasterGroup | None, **more: Any) -> Observation:
+    children = {
+        **child("Deployment", "quickstart-controller", 1),
+        **child("StatefulSet", "quickstart-storage", 2),
+        **child("StatefulSet", "quickstart-mooncake-masters", 3),
+    }
+    return Observation(children=children, masters=masters, **more)
+
+
+def test_the_status_names_the_leader() -> None:
+    status = queue_status(group(), observed(MasterGroup(leader="quickstart-mooncake-masters-1")), {}, NOW)
+    assert status["leader"] == "quickstart-mooncake-masters-1"
+    assert status["master"]["summary"] == "3/3"
+    assert status["endpoints"]["mooncakeMaster"] == "etcd://etcd-0:2379;etcd-1:2379"
+    assert condition(status, "MasterServing")["status"] == "True"
+    assert condition(status, "Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("masters", "reason", "words"),
+    [
+        (MasterGroup(etcd="etcd-0:2379: Connection refused"), "EtcdUnreachable", "etcd-0:2379: Connection refused"),
+        (MasterGroup(), "NoLeader", "choosing a leader"),
+    ],
+)
+def test_a_queue_whose_masters_have_no_leader_is_not_ready_and_says_why(
+    masters: MasterGroup, reason: str, words: str
+) -> None:
+    status = queue_status(group(), observed(masters), {}, NOW)
+    assert "leader" not in status
+    for kind in ("Ready", "MasterServing"):
+        found = condition(status, kind)
+        assert (found["status"], found["reason"]) == ("False", reason)
+        assert words in found["message"]
+    assert condition(status, "Degraded")["status"] == "True"
+
+
+def test_the_etcd_that_the_operator_runs_is_a_part_like_the_others() -> None:
+    status = queue_status(group("{development: {}}"), observed(MasterGroup(etcd="its pod is not ready")), {}, NOW)
+    ready = condition(status, "Ready")
+    assert ready["reason"] == "EtcdUnreachable"
+    assert "etcd 0/1" in ready["message"]
+    assert "Look at the pod quickstart-etcd-0" in ready["message"]
+
+
+def test_masters_of_one_group_are_replaced_while_there_are_rows() -> None:
+    before, after = group(), group(more="master: {image: 'own:2'},")
+    assert lossy_change(before, after, holds_rows=True) == ""
+    there = {(c["kind"], c["metadata"]["name"]): c for c in wanted_children(before, IMAGES)}
+    ready = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    there["Deployment", "quickstart-controller"]["status"] = ready
+    step = next_step(after, IMAGES, there, holds_rows=True)
+    assert [c["metadata"]["name"] for c in step.apply] == ["quickstart-mooncake-masters"]
+    assert step.held == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        group("{endpoints: ['elsewhere:2379']}"),
+        queue("{backend: {mooncake: {protocol: tcp}}}"),
+        group("{development: {}}"),
+    ],
+)
+def test_masters_that_would_start_empty_wait_until_there_are_no_rows(other: Queue) -> None:
+    words = lossy_change(group(), other, holds_rows=True)
+    assert "quickstart-mooncake-masters" in words
+    assert "would be lost" in words
+
+
+def test_a_later_queue_of_the_same_name_does_not_find_the_state_of_the_first() -> None:
+    first = group()
+    assert first.cluster_id != Queue(first.resource, "another-uid", 1).cluster_id
+    assert child_name("a" * 253, "mooncake-masters").startswith("aaa")
