@@ -106,10 +106,12 @@ class Stack:
         settings: dict[str, Any] | None = None,
         prefault: bool = False,
         durability: str = "none",
+        security: dict[str, Any] | None = None,
         **controller: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
         self._durability = durability
+        self._security = {"security": security} if security else {}
         self._arenas = Path(tempfile.mkdtemp(prefix="tq-test-", dir="/dev/shm"))
         self._unit_count = units
         self._capacity = capacity
@@ -121,6 +123,7 @@ class Stack:
             "expectedUnits": units,
             "timing": TIMING,
             "durability": durability,
+            **self._security,
             **({"journal": str(self.folder / "journal")} if durability != "none" else {}),
             **controller,
         }
@@ -155,6 +158,7 @@ class Stack:
             "prefault": self._prefault,
             "timing": TIMING,
             "durability": self._durability,
+            **self._security,
             **({"directory": str(self._arenas)} if self._durability != "none" else {}),
         }
         unit = Process("transfer_queue.runtime.storage_unit", config, self.folder, name)

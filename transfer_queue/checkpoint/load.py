@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.checkpoint.files import BlockPlace, Manifest, blocks_path, locked, read_file, read_manifest
-from transfer_queue.checkpoint.relocate import relocate
+from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.operation import Operation
@@ -68,20 +70,30 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> N
     places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
     stored: Stored = []
     try:
+        with _sensible(directory):
+            partitions = partitions_of_slots(captured["state"])
         for window in _windows(places):
             blocks = _read_blocks(directory, manifest, window)
-            store = client.engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
+            names = [partitions.get(place.slot, "") for place in window]
+            store = client.engine.store_blocks(blocks, names, _WAIT_S, REQUEST_S)
             stored += client.run(Operation(store, lambda refs: refs))
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
-        try:
+        with _sensible(directory):
             captured["state"] = relocate(captured["state"], refs)
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
         content = msgspec.msgpack.encode(captured)
         client.run(Operation(client.engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
     except BaseException:
         client.run(Operation(client.engine.discard_blocks(stored), lambda done: None))
         raise
+
+
+@contextmanager
+def _sensible(directory: Path) -> Iterator[None]:
+    """Raises CorruptCheckpointError for what a damaged state raises."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
 
 
 def _decoded(directory: Path, manifest: Manifest, name: str, kind: Any) -> Any:

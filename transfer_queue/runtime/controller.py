@@ -200,10 +200,6 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
-            if self.access is not None and self.access.limited:  # its copies of blocks would belong to no partition
-                raise RequestError(
-                    "a queue whose policy keeps tenants apart cannot be drained; stop its producers first"
-                )
             return self.drains.serve(session, body, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
@@ -230,6 +226,10 @@ class Controller(Server):
             kept = session.kept_reply(request)
             if kept is not None:
                 return kept
+            if request < session.floor:
+                raise RequestError(f"request {request} was answered and settled; it is not carried out again")
+        if request in session.parked:
+            return None  # the same request again; its answer is due
         if isinstance(command, Commit):
             session.check_commit(command)
         started = monotonic()  # the loop's clock stands still while it works
