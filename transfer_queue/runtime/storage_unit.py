@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _JOIN_TIMEOUT_S = 30.0
-_RETRY_S = (0.1, 2.0)
+_RETRY_S = (0.1, 0.5)
 _LISTED = 1 << 20
 """Blocks in one message, so that it stays within what a controller takes."""
 
