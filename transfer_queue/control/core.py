@@ -251,6 +251,14 @@ class ControlCore:
         restored, lost = self.units.sort_out(unit, inventory or ())
         self._join(unit, restored, lost)
 
+    def unit_holds(self, unit: int, blocks: Iterable[int], now: float) -> None:
+        """A unit that joined tells what it has stored since it listed its inventory. Rows of such blocks were lost if
+        the unit was suspected between their commit and the inventory's arrival; they are there again."""
+        self.leases.now = now
+        restored, _ = self.units.sort_out(unit, blocks)
+        if restored:
+            self._join(unit, restored, [])
+
     def _join(self, unit: int, restored: list[int], lost: list[int]) -> None:
         self.log.origin = (0, 0)
         if self.log.journaling:

@@ -263,7 +263,7 @@ class Controller(Server):
         elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):
             unit = session.info.unit
             self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
-        elif isinstance(session, Joining) and isinstance(body, Holding):
+        elif isinstance(session, Joining | UnitSession) and isinstance(body, Holding):
             self._hold(connection, session, body)
         else:
             connection.abort(f"unexpected notice {type(body).__name__}")
@@ -276,11 +276,15 @@ class Controller(Server):
             return None
         return super().receive_buffer(connection, body, nbytes)
 
-    def _hold(self, connection: Connection, joining: Joining, holding: Holding) -> None:
+    def _hold(self, connection: Connection, session: Joining | UnitSession, holding: Holding) -> None:
         try:
-            joining.add(holding.blocks)
+            if isinstance(session, Joining):
+                session.add(holding.blocks)
+            else:
+                self.core.unit_holds(session.info.unit, unpack_blocks(holding.blocks), self._loop.time())
+                self._flush()
         except RequestError as error:
-            log.warning("%s cannot join: %s", connection.peer, error)
+            log.warning("%s is turned away: %s", connection.peer, error)
             connection.abort(str(error))
 
     def gone(self, connection: Connection) -> None:

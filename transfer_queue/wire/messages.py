@@ -270,7 +270,8 @@ class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Holding(Message, frozen=True, tag=True):
-    """Notice of a unit before it joins: it holds these blocks (i64 bytes) besides those of its Join."""
+    """Notice of a unit: before it joins, that it holds these blocks (i64 bytes) besides those of its Join; after that,
+    that it has stored them since it listed those."""
 
     blocks: bytes
 
