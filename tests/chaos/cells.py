@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from tests.chaos.proxy import Proxy
 from tests.integration.stack import ROOT, Process, Stack
 from tests.waiting import wait_until
 from transfer_queue.errors import CapacityError
+from transfer_queue.wire.messages import Kind
 
 __all__ = ["CELLS", "Arena", "Cell", "wait_for_rows"]
 
@@ -41,13 +43,14 @@ class Arena:
 
 @dataclass(frozen=True)
 class Cell:
-    """``inflict`` returns when the fault is over. ``lease_s``, ``pause_s``: of the load."""
+    """``inflict`` returns when the fault is over. ``lease_s``, ``pause_s``, ``together``: of the load."""
 
     part: str
     fault: str
     inflict: Callable[[Arena], None]
     lease_s: float = 0.0
     pause_s: float = 0.0
+    together: bool = False
 
     @property
     def name(self) -> str:
@@ -193,15 +196,23 @@ def _half_open(link: Callable[[Arena], Proxy]) -> Callable[[Arena], None]:
     return lambda arena: link(arena).freeze()
 
 
-def _wait_for_spoiling(link: Proxy) -> None:
-    before = link.spoilt
-    wait_until(lambda: link.spoilt > before, "bytes are repeated", DEADLINE_S)
+def _spoilt(link: Callable[[Arena], Proxy], times: int, **shares: float) -> Callable[[Arena], None]:
+    """Until it happened so often that ``shares`` of what passes were spoilt. (What waits waits for the load.)"""
+
+    def inflict(arena: Arena) -> None:
+        proxy = link(arena)
+        before = proxy.spoilt
+        for name, share in shares.items():
+            setattr(proxy, name, share)
+        wait_until(lambda: proxy.spoilt >= before + times, f"{' and '.join(shares)} on the network", DEADLINE_S)
+        proxy.heal()
+
+    return inflict
 
 
-def _repeated(arena: Arena) -> None:
-    arena.link.repeat = 0.3
-    _wait_for_spoiling(arena.link)
-    arena.link.heal()
+def _disordered_notices(arena: Arena) -> None:
+    arena.unit_link.kinds = {Kind.NOTICE}
+    _spoilt(_unit_link, 20, duplicate=0.5, reorder=0.5)(arena)
 
 
 def _link(arena: Arena) -> Proxy:
@@ -213,6 +224,48 @@ def _unit_link(arena: Arena) -> Proxy:
 
 
 # ------------------------------------------------------------------------------------------------------------ resources
+
+
+def _no_room_for_index(arena: Arena) -> None:
+    """The unit cannot write down what it holds: puts go to the other one. Then it is killed: all of it is there."""
+    unit = _unit(arena)
+    size = (arena.stack.arenas / "u0.index").stat().st_size
+    limits = resource.prlimit(unit.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    wait_until(lambda: "takes no more" in unit.log.read_text(), "the unit says so", DEADLINE_S)
+    wait_for_rows(arena.load, 100, "puts go to the other unit")
+    resource.prlimit(unit.process.pid, resource.RLIMIT_FSIZE, limits)
+    wait_for_rows(arena.load, 100, "rows go through")
+    _killed(_unit)(arena)
+
+
+def _clock_jumps(arena: Arena) -> None:
+    """The wall clock of both kinds of servers is a day ahead, then a day behind."""
+    clock = arena.stack.folder / "clock"
+    clock.write_text("+0")
+    faked = {
+        "LD_PRELOAD": str(faketime()), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_NO_CACHE": "1",
+    }  # fmt: skip
+    for environ in (faked, dict.fromkeys(faked)):
+        for process in (_controller(arena), _unit(arena)):
+            process.kill()
+            process.environ = {name: value for name, value in environ.items() if value is not None}
+            _start_again(arena, process)
+        for jump in ("+1d", "-1d", "+0") if environ is faked else ():
+            before = _wall_clock(arena)
+            clock.write_text(jump)
+            wait_until(lambda before=before: abs(_wall_clock(arena) - before) > 3600, "the clock jumps")
+            wait_for_rows(arena.load, 60, f"rows go through with the clock at {jump}")
+
+
+def _wall_clock(arena: Arena) -> float:
+    """As the controller sees it: seconds since 1970."""
+    return float(json.loads(_controller(arena).http("/api/dataflow")[1])["time"])
+
+
+def faketime() -> Path | None:
+    """libfaketime, if it is installed."""
+    return next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 
 
 def _disk_full(arena: Arena) -> None:
@@ -268,17 +321,26 @@ CELLS = [
     Cell("storage unit", "kill -9", _killed(_unit)),
     Cell("storage unit", "restart", _restarted(_unit)),
     Cell("storage unit", "stop and continue", _stopped(_unit)),
+    Cell("storage unit", "full disk", _no_room_for_index),
     Cell("storage unit", "full memory", _memory_full),
     Cell("storage unit", "no descriptors", _no_descriptors(_unit)),
     Cell("all servers", "kill -9", _everything_killed),
+    *([Cell("controller, storage unit", "clock jumps", _clock_jumps)] if faketime() else []),
     Cell("consumer", "kill -9", _consumer_killed, lease_s=60.0),
     Cell("consumer", "stop and continue", _consumer_stopped, lease_s=60.0),
     Cell("consumer", "slow", _nothing, pause_s=0.05),
     Cell("clients' network", "delay", _delayed(_link)),
     Cell("clients' network", "partition", _partitioned(_link)),
     Cell("clients' network", "half-open", _half_open(_link)),
-    Cell("clients' network", "repeated bytes", _repeated),
+    Cell("clients' network", "repeated bytes", _spoilt(_link, 1, repeat=0.3)),
+    Cell("clients' network", "packet loss", _spoilt(_link, 10, loss=0.1)),
+    Cell("clients' network", "resets", _spoilt(_link, 5, reset=0.03)),
+    Cell("clients' network", "duplicate messages", _spoilt(_link, 60, duplicate=0.3), together=True),
+    Cell("clients' network", "reordered messages", _spoilt(_link, 60, reorder=0.3), together=True),
     Cell("units' network", "delay", _delayed(_unit_link)),
     Cell("units' network", "partition", _partitioned(_unit_link)),
     Cell("units' network", "half-open", _half_open(_unit_link)),
+    Cell("units' network", "packet loss", _spoilt(_unit_link, 5, loss=0.2)),
+    Cell("units' network", "resets", _spoilt(_unit_link, 3, reset=0.2)),
+    Cell("units' network", "duplicate and reordered messages", _disordered_notices),
 ]

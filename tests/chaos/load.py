@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import DataLostError, StorageKeyNotFoundError, TransferQueueError
 
 __all__ = ["Load", "percentile"]
 
@@ -32,6 +34,10 @@ class Load:
     """More than 0: rows count as delivered once they are acknowledged."""
     pause_s: float = 0.0
     """How long a reader takes for a batch."""
+    together: bool = False
+    """All threads use one client, so that its requests are under way at the same time."""
+    lossy: bool = False
+    """Rows may be lost with what holds them, if a get says so."""
     acknowledged: list[int] = field(default_factory=list)
     """Rows whose put returned."""
     delivered: list[int] = field(default_factory=list)
@@ -42,6 +48,8 @@ class Load:
     """Rows whose bytes were not what was put."""
     errors: list[str] = field(default_factory=list)
     """Fetches and gets that failed: what they took is lost to the task."""
+    lost: set[int] = field(default_factory=set)
+    """Global indexes of the rows that a get reported lost."""
     refused: list[str] = field(default_factory=list)
     """Puts that raised, so that their rows were not acknowledged."""
     progress: list[float] = field(default_factory=list)
@@ -55,6 +63,7 @@ class Load:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Load:
+        self._shared = tq.TransferQueueClient("together", self.address) if self.together else None
         for number in range(self.writers):
             self._start(self._write, f"writer-{number}")
         for number in range(self.readers):
@@ -67,6 +76,19 @@ class Load:
         for thread in self._threads:
             thread.join(120)
             assert not thread.is_alive(), thread.name
+        if self._shared is not None:
+            self._shared.close()
+
+    @contextmanager
+    def _client(self, name: str) -> Iterator[tq.TransferQueueClient]:
+        if self._shared is not None:
+            yield self._shared
+            return
+        client = tq.TransferQueueClient(name, self.address)
+        try:
+            yield client
+        finally:
+            client.close()
 
     def drain(self, timeout_s: float = 120.0) -> None:
         """Stop writing and wait until all acknowledged rows were delivered, or for ``timeout_s`` without progress."""
@@ -87,8 +109,7 @@ class Load:
         thread.start()
 
     def _write(self, name: str) -> None:
-        client = tq.TransferQueueClient(name, self.address)
-        try:
+        with self._client(name) as client:
             while not self._writing.is_set():
                 with self._lock:
                     first, self._next = self._next, self._next + ROWS
@@ -101,12 +122,9 @@ class Load:
                     continue
                 self.progress.append(time.monotonic())
                 self.acknowledged.extend(rows.tolist())
-        finally:
-            client.close()
 
     def _read(self, name: str) -> None:
-        client = tq.TransferQueueClient(name, self.address)
-        try:
+        with self._client(name) as client:
             while not self._reading.is_set():
                 try:
                     meta = client.get_meta(
@@ -120,8 +138,6 @@ class Load:
                     self.errors.append(f"fetch: {type(error).__name__}: {error}")
                     continue
                 self._take(client, meta)
-        finally:
-            client.close()
 
     def _take(self, client: tq.TransferQueueClient, meta: tq.BatchMeta) -> None:
         got = None
@@ -130,6 +146,9 @@ class Load:
             try:
                 got = client.get_data(meta)
             except TransferQueueError as error:  # its unit is away for longer than one get waits
+                if self.lossy and isinstance(error, DataLostError | StorageKeyNotFoundError):
+                    self.lost.update(meta.global_indexes)
+                    return
                 if time.monotonic() > deadline:
                     self.errors.append(f"get: {type(error).__name__}: {error}")
                     return

@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from transfer_queue.wire.messages import Kind
+
 __all__ = ["Proxy", "running_proxy"]
 
 _TICK_S = 0.01
+_LATE_S = 0.03
+"""How long a message is kept back if none comes after it."""
+_RETRANSMIT_S = 0.2
+_HEAD = struct.Struct("<IIQ")
+_FIRST_REQUEST = 1000
+"""Requests of a client's session; those of the handshake are below."""
 
 
 class Proxy:
     """Passes connections on to ``target`` (host:port). The attributes are faults; set them from any thread.
 
     ``delay_s``: longest delay of what is read at a time. ``held``: nothing passes in either direction. ``repeat``:
-    share of what is read at a time that is sent twice.
+    share of what is read at a time that is followed by some of it again. ``loss``: share of packets that are lost, so
+    that what follows waits for another try, as TCP does it. ``reset``: share of what is read at a time that ends its
+    connection instead. ``duplicate``, ``reorder``: share of messages that come a second time after later ones, or only
+    after later ones; of those that do not depend on others before them: ``kinds``.
     """
 
     def __init__(self, target: str, seed: int) -> None:
@@ -26,8 +40,11 @@ class Proxy:
         self.delay_s = 0.0
         self.held = False
         self.repeat = 0.0
+        self.loss = self.reset = 0.0
+        self.duplicate = self.reorder = 0.0
+        self.kinds = {Kind.REQUEST, Kind.REPLY}
         self.spoilt = 0
-        """How often something was repeated."""
+        """How often something was repeated, lost, reset, or came late."""
         self.address = ""
         self._random = random.Random(seed)
         self._frozen: set[int] = set()
@@ -43,7 +60,7 @@ class Proxy:
 
     def heal(self) -> None:
         """No faults from now on, except for frozen connections."""
-        self.delay_s = self.repeat = 0.0
+        self.delay_s = self.repeat = self.loss = self.reset = self.duplicate = self.reorder = 0.0
         self.held = False
 
     async def serve(self, stop: asyncio.Event, started: threading.Event) -> None:
@@ -89,17 +106,87 @@ class Proxy:
             far_writer.close()
 
     async def _pass(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = _Frames()
+        late: list[bytes] = []
         with contextlib.suppress(OSError):  # an end of the connection is gone, and so is this way
-            while data := await reader.read(1 << 16):
+            while (data := await _read(reader, bool(late))) != b"":
                 while (self.held or number in self._frozen) and not self._stopped:  # noqa: ASYNC110  other threads say when
                     await asyncio.sleep(_TICK_S)
+                if self._random.random() < self.reset:
+                    self.spoilt += 1
+                    writer.transport.abort()
+                    return
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s * self._random.random())
-                if self._random.random() < self.repeat:
-                    data += data
+                await asyncio.sleep(self._retransmission_s())
+                whole, late = self._disorder(frames.cut(data or b""), late)
+                passed = b"".join(whole)
+                if passed and self._random.random() < self.repeat:
+                    passed += passed[self._random.randrange(len(passed)) :]
                     self.spoilt += 1
-                writer.write(data)
+                writer.write(passed)
                 await writer.drain()
+
+    def _retransmission_s(self) -> float:
+        """How long TCP takes to bring a packet through: its pauses double with each loss."""
+        waited, pause = 0.0, _RETRANSMIT_S
+        while self._random.random() < self.loss:
+            waited, pause = waited + pause, 2 * pause
+            self.spoilt += 1
+        return waited
+
+    def _disorder(self, frames: list[bytes], late: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """What to send now, and what later. ``late``: what was kept back before."""
+        now: list[bytes] = []
+        kept: list[bytes] = []
+        for frame in frames:
+            if not self._is_independent(frame):
+                now += [*late, *kept, frame]
+                late, kept = [], []
+            elif self._random.random() < self.reorder:
+                kept.append(frame)
+            else:
+                self.spoilt += len(kept) > 0 or len(late) > 0
+                now.append(frame)
+                if self._random.random() < self.duplicate:
+                    kept.append(frame)
+                    self.spoilt += 1
+        return now + late, kept
+
+    def _is_independent(self, frame: bytes) -> bool:
+        """Whether it is a whole message that may come in any order."""
+        _, nbytes, payload = _HEAD.unpack_from(frame)
+        kind, request, total, *_ = [*msgspec.msgpack.decode(frame[_HEAD.size : _HEAD.size + nbytes]), 0, 0, 0]
+        return kind in self.kinds and total == payload and (kind == Kind.NOTICE or request >= _FIRST_REQUEST)
+
+
+class _Frames:
+    """Cuts what comes over a connection into its frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def cut(self, data: bytes) -> list[bytes]:
+        self._rest += data
+        frames = []
+        while len(self._rest) >= _HEAD.size:
+            _, header, payload = _HEAD.unpack_from(self._rest)
+            nbytes = _HEAD.size + header + payload
+            if len(self._rest) < nbytes:
+                break
+            frames.append(self._rest[:nbytes])
+            self._rest = self._rest[nbytes:]
+        return frames
+
+
+async def _read(reader: asyncio.StreamReader, briefly: bool) -> bytes | None:
+    """What came; nothing at the end; with ``briefly`` None if nothing comes soon."""
+    if not briefly:
+        return await reader.read(1 << 16)
+    try:
+        return await asyncio.wait_for(reader.read(1 << 16), _LATE_S)
+    except (TimeoutError, asyncio.TimeoutError):
+        return None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from tests.chaos import mooncake
 from tests.chaos.cells import CELLS, Arena, Cell, wait_for_rows
 from tests.chaos.load import Load
 from tests.chaos.proxy import Proxy, running_proxy
@@ -24,7 +25,7 @@ TIMING = {"heartbeat": 0.3, "peerTimeout": 5.0, "reconnectGrace": 60.0}
 """Nobody is given up while this machine takes its time to start a process anew."""
 SEED = int(os.environ.get("TQ_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
 ALL = os.environ.get("TQ_CHAOS_ALL") == "1"
-DRAWN = 5
+DRAWN = 4
 BOUND_S = 60.0
 """From the end of a fault until rows are put and delivered again."""
 
@@ -56,7 +57,9 @@ def proxied_stack(seed: int) -> Iterator[tuple[ProxiedStack, Proxy]]:
 def run(cell: Cell, number: int, stack: ProxiedStack, link: Proxy) -> tuple[int, float]:
     """Rows acknowledged, and seconds until rows went through again after the fault."""
     assert stack.unit_link is not None
-    load = Load(link.address, partition=f"cell-{number}", lease_s=cell.lease_s, pause_s=cell.pause_s)
+    load = Load(
+        link.address, partition=f"cell-{number}", lease_s=cell.lease_s, pause_s=cell.pause_s, together=cell.together
+    )
     with load:
         wait_for_rows(load, 60, f"{cell.name}: load runs before")
         cell.inflict(Arena(stack, link, stack.unit_link, load))
@@ -79,16 +82,20 @@ def run(cell: Cell, number: int, stack: ProxiedStack, link: Proxy) -> tuple[int,
 @pytest.mark.timeout(3600)
 def test_the_fault_matrix_keeps_what_was_promised() -> None:
     chance = random.Random(SEED)
-    cells = chance.sample(CELLS, len(CELLS) if ALL else DRAWN)
+    every = [*CELLS, *mooncake.CELLS]
+    cells = chance.sample(every, len(every) if ALL else DRAWN)
     print(f"\nTQ_CHAOS_SEED={SEED}: {', '.join(cell.name for cell in cells)}")
     total = 0
     with proxied_stack(SEED) as (stack, link):
         for number, cell in enumerate(cells):
             try:
-                rows, recovery = run(cell, number, stack, link)
+                if isinstance(cell, Cell):
+                    rows, recovery = run(cell, number, stack, link)
+                else:
+                    rows, recovery = cell.run(BOUND_S)
             except BaseException as error:
                 error.args = (f"TQ_CHAOS_SEED={SEED}, {cell.name}: {error}",)
                 raise
             total += rows
-            print(f"{cell.part:18} {cell.fault:18} {rows:7} rows  lost 0  twice 0  wrong 0  resumed {recovery:6.2f} s")
+            print(f"{cell.part:24} {cell.fault:32} {rows:7} rows  lost 0  twice 0  wrong 0  resumed {recovery:6.2f} s")
     print(f"{len(cells)} cells, {total} rows acknowledged, lost 0, wrong 0")

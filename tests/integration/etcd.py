@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from transfer_queue.storage.conformance.process import free_ports, running
 
-__all__ = ["etcd_binary", "running_etcd"]
+__all__ = ["Etcd", "etcd_binary", "running_etcd"]
 
 
 def etcd_binary() -> str:
@@ -24,21 +25,50 @@ def etcd_binary() -> str:
     return found
 
 
+class Etcd:
+    """An etcd with its data in ``folder``; it may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+        arguments = {
+            "data-dir": folder / "etcd",
+            "listen-client-urls": self._client,
+            "advertise-client-urls": self._client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",
+        }
+        self._command = [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())]
+        self._exits = ExitStack()
+        self.process: subprocess.Popen[bytes]
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return self._client.removeprefix("http://")
+
+    def start(self) -> None:
+        serves = running("etcd", self._command, self._folder, lambda: _is_healthy(self._client))
+        self.process = self._exits.enter_context(serves)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self._exits.close()
+
+
 @contextmanager
 def running_etcd(folder: Path) -> Iterator[str]:
     """Gives host:port for clients."""
-    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
-    arguments = {
-        "data-dir": folder / "etcd",
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-    }
-    command = [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())]
-    with running("etcd", command, folder, lambda: _is_healthy(client)):
-        yield client.removeprefix("http://")
+    etcd = Etcd(folder)
+    try:
+        etcd.start()
+        yield etcd.address
+    finally:
+        etcd.stop()
 
 
 def _is_healthy(client: str) -> bool:

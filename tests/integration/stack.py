@@ -32,10 +32,12 @@ class Process:
         self.log = folder / f"{name}.log"
         self.module = module
         self.ready: dict[str, Any] = {}
+        self.environ: dict[str, str] = {}
+        """Besides that of the tests."""
         self.spawn()
 
     def spawn(self) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **self.environ}
         command = [sys.executable, "-m", self.module, "--config", str(self.path), "--die-with-parent"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -106,11 +108,13 @@ class Stack:
         settings: dict[str, Any] | None = None,
         prefault: bool = False,
         durability: str = "none",
+        security: dict[str, Any] | None = None,
         **controller: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
         self._durability = durability
-        self._arenas = Path(tempfile.mkdtemp(prefix="tq-test-", dir="/dev/shm"))
+        self._security = {"security": security} if security else {}
+        self.arenas = Path(tempfile.mkdtemp(prefix="tq-test-", dir="/dev/shm"))
         self._unit_count = units
         self._capacity = capacity
         self._prefault = prefault
@@ -121,6 +125,7 @@ class Stack:
             "expectedUnits": units,
             "timing": TIMING,
             "durability": durability,
+            **self._security,
             **({"journal": str(self.folder / "journal")} if durability != "none" else {}),
             **controller,
         }
@@ -155,7 +160,13 @@ class Stack:
             "prefault": self._prefault,
             "timing": TIMING,
             "durability": self._durability,
-            **({"directory": str(self._arenas)} if self._durability != "none" else {}),
+            **self._security,
+            **(
+                {"backend": self._controller_config["backend"]}
+                if self._controller_config["backend"]["kind"] != "simple"
+                else {}
+            ),
+            **({"directory": str(self.arenas)} if self._durability != "none" else {}),
         }
         unit = Process("transfer_queue.runtime.storage_unit", config, self.folder, name)
         self.units.append(unit)
@@ -176,7 +187,7 @@ class Stack:
         for process in [*self.units, self.controller]:
             process.stop()
         shutil.rmtree(self.folder)
-        shutil.rmtree(self._arenas)
+        shutil.rmtree(self.arenas)
 
 
 @contextmanager

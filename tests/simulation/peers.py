@@ -11,7 +11,7 @@ from transfer_queue.control.commands import Acknowledge, Batch, BlockRef, Clear,
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
-from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Join, Joined, Kind, ReportOrphans, Welcome
+from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Holding, Join, Joined, Kind, ReportOrphans, Welcome
 
 __all__ = ["LEASING_TASK", "Client", "Unit"]
 
@@ -28,6 +28,7 @@ class Unit:
         self.number = -1
         self.blocks: dict[int, list[int]] = {}
         """block -> numbers of its rows"""
+        self.listed: list[int] = []
         self.link: Link | None = None
         self._connect()
 
@@ -36,11 +37,12 @@ class Unit:
 
     def receive(self, link: Link, kind: int, request: int, message: Any) -> None:
         if isinstance(message, Welcome):
-            held = list(self.blocks)
+            held = self.listed = list(self.blocks)
             link.request(2, Join(self.name, self.name, f"{self.name}:1", 1 << 30, 0, pack_blocks(held), {}, len(held)))
         elif isinstance(message, Joined):
             self.number = message.unit
             self._free(unpack_blocks(message.unknown))
+            link.notify(Holding(pack_blocks([block for block in self.blocks if block not in self.listed])))
         elif isinstance(message, FreeBlocks):
             self._free(unpack_blocks(message.blocks))
 

@@ -19,6 +19,8 @@ from transfer_queue.runtime.durable import GroupCommit
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
 FIRST = int(os.environ.get("TQ_FIRST_SEED", "1"))
+FOUND = (540,)
+"""Seeds that once failed: rows that were committed between a unit's inventory and its arrival stayed lost."""
 PLANTED_SEEDS = 1000
 ACTIONS = 60
 SETTLING_S = 45.0
@@ -155,7 +157,7 @@ def _quiet() -> None:
 @pytest.mark.timeout(3600)
 def test_no_history_breaks_a_promise() -> None:
     print(f"seeds {FIRST} to {FIRST + SEEDS - 1}")
-    delivered = sum(len(run(seed).world.delivered) for seed in range(FIRST, FIRST + SEEDS))
+    delivered = sum(len(run(seed).world.delivered) for seed in {*FOUND, *range(FIRST, FIRST + SEEDS)})
     assert delivered > SEEDS  # or nothing was simulated
 
 

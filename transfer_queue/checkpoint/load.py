@@ -21,7 +21,7 @@ from transfer_queue.checkpoint.files import (
     read_file,
     read_manifest,
 )
-from transfer_queue.checkpoint.relocate import relocate
+from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.operation import Operation
@@ -101,15 +101,16 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, prog
     stored: Stored = []
     places: list[BlockPlace] = []
     try:
+        with _sensible(directory):
+            partitions = partitions_of_slots(captured["state"])
         for window, blocks in _blocks(directory, manifest, progress):
             places += window
-            store = client.engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
+            scopes = [partitions.get(place.slot, "") for place in window]
+            store = client.engine.store_blocks(blocks, scopes, _WAIT_S, REQUEST_S)
             stored += client.run(Operation(store, lambda refs: refs))
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
-        try:
+        with _sensible(directory):
             captured["state"] = relocate(captured["state"], refs)
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
         content = msgspec.msgpack.encode(captured)
         client.run(Operation(client.engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
     except BaseException:
@@ -128,6 +129,15 @@ def _blocks(
         done += sum(place.nbytes for place in window)
         if progress is not None:
             progress(done, total)
+
+
+@contextmanager
+def _sensible(directory: Path) -> Iterator[None]:
+    """Raises CorruptCheckpointError for what a damaged state raises."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
 
 
 def _decoded(directory: Path, manifest: Manifest, name: str, kind: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transfer_queue.control.checkpoint import NO_UNIT
 from transfer_queue.control.commands import BlockRef
 
-__all__ = ["relocate"]
+__all__ = ["partitions_of_slots", "relocate"]
 
 _COLUMNS: dict[str, Any] = {
     "unit": np.int32,
@@ -67,6 +67,16 @@ def relocate(state: Mapping[str, Any], refs: Mapping[int, Sequence[BlockRef]]) -
     count = int(used.sum())
     blocks = {"used": count + 1, "count": count, "vacant": 0, "schemas": [last, schemas], **columns}
     return {**state, "lost_units": [NO_UNIT], "blocks": blocks, "partitions": partitions}
+
+
+def partitions_of_slots(state: Mapping[str, Any]) -> dict[int, str]:
+    """Slot of each block that has rows -> the partition of these."""
+    found: dict[int, str] = {}
+    for partition in state["partitions"]:
+        for _, raw_slots, _ in partition["families"]:
+            slots = np.unique(np.abs(np.frombuffer(raw_slots, np.int32)))
+            found.update(dict.fromkeys(slots.tolist(), partition["name"]))
+    return found
 
 
 def _divided(

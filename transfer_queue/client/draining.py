@@ -1,7 +1,8 @@
 """Emptying a storage unit: its blocks are copied to other units, and rows follow them, while everybody goes on.
 
 ``python -m transfer_queue.client.draining --config FILE``, with the StorageUnitConfig of a unit, empties that unit: for
-a hook that runs before the unit's process is ended.
+a hook that runs before the unit's process is ended. It shows the servers what the unit itself shows: under a policy
+that principal needs the role admin for all partitions beside storage.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from transfer_queue.client.engine import Engine
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.errors import (
     CapacityError,
@@ -57,6 +59,7 @@ async def drain_unit(
     addresses: list[str],
     name: str,
     *,
+    security: PeerSecurity | None = None,
     timeout_s: float = math.inf,
     retire: bool = False,
     progress: Callable[[Drained], None] = lambda done: None,
@@ -64,11 +67,12 @@ async def drain_unit(
     """Move every block of storage unit ``name`` to other units; it takes no new ones from now on.
 
     Where the others have no room, waits until rows are cleared. ``retire``: the unit is about to end; writers that were
-    about to commit blocks there store them elsewhere. Raises RequestError for an unknown unit, CapacityError if no
-    other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError. Rows are readable at
-    every moment, whatever is raised.
+    about to commit blocks there store them elsewhere. ``security``: what is shown to the servers; where a policy keeps
+    tenants apart it takes an admin of all partitions. Raises RequestError for an unknown unit, CapacityError if no
+    other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError, NotAuthorizedError. Rows
+    are readable at every moment, whatever is raised.
     """
-    engine = Engine(addresses, f"drain-{name}", _copy)
+    engine = Engine(addresses, f"drain-{name}", _copy, security)
     await engine.open(_CONNECT_S)
     try:
         return await _Mover(engine, name, timeout_s, progress).run(retire)
@@ -76,9 +80,9 @@ async def drain_unit(
         await engine.close()
 
 
-async def undrain_unit(addresses: list[str], name: str) -> None:
-    """Let the unit take new blocks again. Raises RequestError, ConnectionLostError."""
-    engine = Engine(addresses, f"drain-{name}", _copy)
+async def undrain_unit(addresses: list[str], name: str, *, security: PeerSecurity | None = None) -> None:
+    """Let the unit take new blocks again. Raises RequestError, ConnectionLostError, NotAuthorizedError."""
+    engine = Engine(addresses, f"drain-{name}", _copy, security)
     await engine.open(_CONNECT_S)
     try:
         await engine.ask(Drain(name, stop=True), _REQUEST_S)
@@ -110,7 +114,7 @@ class _Mover:
                 if not retire or (await self._engine.ask(Retire(unit), _REQUEST_S)).value:
                     return self._done
                 continue
-            moved = await self._move(unit, _window(blocks, sizes))
+            moved = await self._move(unit, _window(blocks, sizes, found["partitions"]))
             if moved:
                 self._done = Drained(self._done.blocks + len(moved), self._done.nbytes + sum(moved))
                 self._progress(self._done)
@@ -133,18 +137,19 @@ class _Mover:
                 "units have no room; clear rows or add storage units"
             )
 
-    async def _move(self, unit: int, blocks: list[tuple[int, int]]) -> list[int]:
-        """Copy blocks given as (number, bytes) and let their rows follow. Returns the bytes of those that moved."""
+    async def _move(self, unit: int, blocks: list[tuple[int, int, str]]) -> list[int]:
+        """Copy blocks given as (number, bytes, partition) and let their rows follow. Returns the bytes of those that
+        moved."""
         try:
-            fetched = await self._engine.read_blocks([(unit, *block) for block in blocks], _REQUEST_S)
+            fetched = await self._engine.read_blocks([(unit, *block[:2]) for block in blocks], _REQUEST_S)
         except (StorageKeyNotFoundError, DataLostError, ConnectionLostError) as error:
             log.info("%s; its blocks are listed anew", error)  # cleared meanwhile, or the unit is coming back
             return []
         copies: dict[int, tuple[BlockRef, UnitInfo]] = {}
         try:
-            for (number, _), block in zip(blocks, fetched.blocks, strict=True):
+            for (number, _, partition), block in zip(blocks, fetched.blocks, strict=True):
                 try:
-                    copies[number] = await self._engine.store_whole(block.view.select(None, None), 0.0)
+                    copies[number] = await self._engine.store_whole(block.view.select(None, None), partition, 0.0)
                 except (CapacityError, ConnectionLostError) as error:
                     log.info("%s", error)  # a smaller one may find room
         except BaseException:
@@ -153,7 +158,7 @@ class _Mover:
         finally:
             fetched.release()
         moved = await self._relocate(unit, copies)
-        return [nbytes for number, nbytes in blocks if number in moved]
+        return [nbytes for number, nbytes, _ in blocks if number in moved]
 
     async def _relocate(self, unit: int, copies: dict[int, tuple[BlockRef, UnitInfo]]) -> set[int]:
         if not copies:
@@ -169,15 +174,15 @@ class _Mover:
         return moved
 
 
-def _window(blocks: list[int], sizes: list[int]) -> list[tuple[int, int]]:
+def _window(blocks: list[int], sizes: list[int], partitions: list[str]) -> list[tuple[int, int, str]]:
     """The first blocks, as many as are moved at a time."""
-    window: list[tuple[int, int]] = []
+    window: list[tuple[int, int, str]] = []
     total = 0
-    for block, nbytes in zip(blocks, sizes, strict=True):
+    for block, nbytes, partition in zip(blocks, sizes, partitions, strict=True):
         total += nbytes
         if window and total > _WINDOW_BYTES:
             break
-        window.append((block, nbytes))
+        window.append((block, nbytes, partition))
     return window
 
 
@@ -187,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="settings of the storage unit")
     config = load_document(StorageUnitConfig, parser.parse_args(arguments).config)
     try:
-        done = asyncio.run(drain_unit(config.controller, config.name, retire=True))
+        done = asyncio.run(drain_unit(config.controller, config.name, security=config.security, retire=True))
     except TransferQueueError as error:
         print(error, file=sys.stderr)
         return 1

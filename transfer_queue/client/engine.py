@@ -167,7 +167,7 @@ class Engine:
         return reply
 
     async def _store(
-        self, block: EncodedBlock, wait_s: float, timeout_s: float, scope: str = ""
+        self, block: EncodedBlock, wait_s: float, timeout_s: float, scope: str
     ) -> list[tuple[BlockRef, UnitInfo]]:
         """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows."""
         backend = await self._ready_backend()
@@ -344,12 +344,11 @@ class Engine:
         return await backend.get(reads, timeout_s=timeout_s)
 
     async def store_blocks(
-        self, blocks: Sequence[EncodedBlock], wait_s: float, timeout_s: float
+        self, blocks: Sequence[EncodedBlock], partitions: Sequence[str], wait_s: float, timeout_s: float
     ) -> list[list[tuple[BlockRef, UnitInfo]]]:
-        """Store blocks without a commit; each may come to lie in several parts. All or none of them."""
-        results = await asyncio.gather(
-            *(self._store(block, wait_s, timeout_s) for block in blocks), return_exceptions=True
-        )
+        """Store blocks of these partitions without a commit; each may come to lie in several parts. All or none."""
+        stores = [self._store(block, wait_s, timeout_s, name) for block, name in zip(blocks, partitions, strict=True)]
+        results = await asyncio.gather(*stores, return_exceptions=True)
         stored = [result for result in results if not isinstance(result, BaseException)]
         for result in results:
             if isinstance(result, BaseException):
@@ -357,10 +356,10 @@ class Engine:
                 raise result
         return stored
 
-    async def store_whole(self, block: EncodedBlock, wait_s: float) -> tuple[BlockRef, UnitInfo]:
-        """Store a block undivided, without a commit. Raises CapacityError, ConnectionLostError."""
+    async def store_whole(self, block: EncodedBlock, partition: str, wait_s: float) -> tuple[BlockRef, UnitInfo]:
+        """Store a block of ``partition`` undivided, without a commit. Raises CapacityError, ConnectionLostError."""
         backend = await self._ready_backend()
-        return await self._store_one(backend, block, 0, wait_s, "")
+        return await self._store_one(backend, block, 0, wait_s, partition)
 
     async def discard_blocks(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
         """Drop what ``store_blocks`` stored."""

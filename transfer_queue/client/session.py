@@ -37,7 +37,7 @@ __all__ = ["ControllerSession", "retry_delay"]
 log = logging.getLogger(__name__)
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
-_RETRY_S = (0.1, 2.0)
+_RETRY_S = (0.1, 1.0)
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.control import queries, state
-from transfer_queue.control.arrays import compact
+from transfer_queue.control.arrays import Ints, compact
 from transfer_queue.control.blocks import BlockTable
 from transfer_queue.control.commands import (
     Acknowledge,
@@ -251,6 +251,14 @@ class ControlCore:
         restored, lost = self.units.sort_out(unit, inventory or ())
         self._join(unit, restored, lost)
 
+    def unit_holds(self, unit: int, blocks: Iterable[int], now: float) -> None:
+        """A unit that joined tells what it has stored since it listed its inventory. Rows of such blocks were lost if
+        the unit was suspected between their commit and the inventory's arrival; they are there again."""
+        self.leases.now = now
+        restored, _ = self.units.sort_out(unit, blocks)
+        if restored:
+            self._join(unit, restored, [])
+
     def _join(self, unit: int, restored: list[int], lost: list[int]) -> None:
         self.log.origin = (0, 0)
         if self.log.journaling:
@@ -276,6 +284,15 @@ class ControlCore:
             self.log.record(BlocksMoved(unit, blocks, units, copies))
         self.log.free(unit, moved)
         return moved
+
+    def partitions_at(self, slots: Ints) -> list[str]:
+        """Names of the partitions whose rows lie in the blocks of these slots, one each."""
+        numbers = np.zeros(self.blocks.mask(slots).shape, np.int64)
+        for number, partition in enumerate(self.partitions.values()):
+            for family in partition.fields.families:
+                numbers[np.abs(family.slot.array[: partition.table.used])] = number
+        names = list(self.partitions)
+        return [names[number] for number in numbers[slots].tolist()]
 
     def unknown_blocks(self, unit: int, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that no row refers to. A put that is not committed yet is among them: ask again after

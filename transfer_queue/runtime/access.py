@@ -206,15 +206,16 @@ class Tickets:
 class GuardedStore:
     """A store whose clients reach only blocks of partitions they may use. It takes the place of the store it guards.
 
-    A block is tagged with the partition that its writer named; the tags live here, and go with the blocks. Clients that
-    may not see everything never learn of the shared memory, and fill blocks over their connection only.
+    A block is tagged with the partition that its writer named; the tags go with the blocks, and a store that keeps
+    blocks for the next process keeps their tags. Clients that may not see everything never learn of the shared memory,
+    and fill blocks over their connection only.
     """
 
     def __init__(self, store: Any, connected: Callable[[], bool]) -> None:
         """``connected``: is this unit registered with the controller?"""
         self._store = store
         self._registered = connected
-        self._scopes: dict[int, str] = {}
+        self._scopes: dict[int, str] = dict(getattr(store, "scopes", {}))
         self._principals: dict[Peer, Principal] = {}
         self.tickets: Tickets | None = None
 

@@ -200,10 +200,6 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
-            if self.access is not None and self.access.limited:  # its copies of blocks would belong to no partition
-                raise RequestError(
-                    "a queue whose policy keeps tenants apart cannot be drained; stop its producers first"
-                )
             return self.drains.serve(session, body, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
@@ -230,6 +226,10 @@ class Controller(Server):
             kept = session.kept_reply(request)
             if kept is not None:
                 return kept
+            if request < session.floor:
+                raise RequestError(f"request {request} was answered and settled; it is not carried out again")
+        if request in session.parked:
+            return None  # the same request again; its answer is due
         if isinstance(command, Commit):
             session.check_commit(command)
         started = monotonic()  # the loop's clock stands still while it works
@@ -263,7 +263,7 @@ class Controller(Server):
         elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):
             unit = session.info.unit
             self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
-        elif isinstance(session, Joining) and isinstance(body, Holding):
+        elif isinstance(session, Joining | UnitSession) and isinstance(body, Holding):
             self._hold(connection, session, body)
         else:
             connection.abort(f"unexpected notice {type(body).__name__}")
@@ -276,11 +276,15 @@ class Controller(Server):
             return None
         return super().receive_buffer(connection, body, nbytes)
 
-    def _hold(self, connection: Connection, joining: Joining, holding: Holding) -> None:
+    def _hold(self, connection: Connection, session: Joining | UnitSession, holding: Holding) -> None:
         try:
-            joining.add(holding.blocks)
+            if isinstance(session, Joining):
+                session.add(holding.blocks)
+            else:
+                self.core.unit_holds(session.info.unit, unpack_blocks(holding.blocks), self._loop.time())
+                self._flush()
         except RequestError as error:
-            log.warning("%s cannot join: %s", connection.peer, error)
+            log.warning("%s is turned away: %s", connection.peer, error)
             connection.abort(str(error))
 
     def gone(self, connection: Connection) -> None:

@@ -39,4 +39,4 @@ class Drains:
         table = self._core.blocks
         slots = table.slots_of_unit(unit)[: max(0, body.most)]
         blocks, nbytes = (column.array[slots].astype("<i8").tobytes() for column in (table.block, table.nbytes))
-        return Value({"unit": unit, "blocks": blocks, "nbytes": nbytes})
+        return Value({"unit": unit, "blocks": blocks, "nbytes": nbytes, "partitions": self._core.partitions_at(slots)})

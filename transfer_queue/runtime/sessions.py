@@ -40,6 +40,8 @@ class ClientSession:
     """block -> unit of puts that may never be committed."""
     fenced: set[int] = field(default_factory=set)
     """Blocks that were freed before their commit came; it must be refused."""
+    floor: int = 0
+    """The client will never again ask for requests below this."""
     _replies: dict[int, Reply] = field(default_factory=dict)
 
     def kept_reply(self, request: int) -> Reply | None:
@@ -53,8 +55,10 @@ class ClientSession:
 
     def settle(self, floor: int) -> None:
         """The client will never again ask for requests below ``floor``."""
-        for request in [number for number in self._replies if number < floor]:
-            del self._replies[request]
+        if floor > self.floor:
+            self.floor = floor
+            for request in [number for number in self._replies if number < floor]:
+                del self._replies[request]
 
     @staticmethod
     def is_mutating(command: Any) -> bool:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _JOIN_TIMEOUT_S = 30.0
-_RETRY_S = (0.1, 2.0)
+_RETRY_S = (0.1, 0.5)
 _LISTED = 1 << 20
 """Blocks in one message, so that it stays within what a controller takes."""
 
@@ -197,8 +197,7 @@ class ControllerLink:
             stats = self._store.stats()
             held = await self._store.inventory()
             ahead = len(held) // _LISTED * _LISTED
-            for start in range(0, ahead, _LISTED):
-                connection.send(Holding(pack_blocks(held[start : start + _LISTED])))
+            _list_blocks(connection, held[:ahead])
             join = Join(
                 config.name,
                 self._incarnation,
@@ -221,6 +220,8 @@ class ControllerLink:
             self._store.tickets = Tickets(joined.ticket_key)
         self._store.registered(joined.unit, joined.run)
         await self._store.free(unpack_blocks(joined.unknown))
+        listed = set(held)
+        _list_blocks(connection, [block for block in await self._store.inventory() if block not in listed])
 
     async def _connect(self) -> Connection:
         hello = Hello("unit", self._config.name)
@@ -269,6 +270,11 @@ class ControllerLink:
             self._connection = None
             self.connected = False
             self._lost.set()
+
+
+def _list_blocks(connection: Connection, blocks: list[int]) -> None:
+    for start in range(0, len(blocks), _LISTED):
+        connection.send(Holding(pack_blocks(blocks[start : start + _LISTED])))
 
 
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:

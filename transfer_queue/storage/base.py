@@ -201,7 +201,7 @@ class UnitStore(Protocol):
 
     # A store that outlives its process also has ``incarnation: str``, an identity that changes when what it held is
     # lost. A unit that registers with the name and incarnation of an earlier one takes over its rows, as far as its
-    # inventory goes.
+    # inventory goes. If it keeps blocks that were tagged with partitions, it has ``scopes: dict[int, str]`` as well.
 
     def attributes(self) -> dict[str, Any]:
         """What clients need to reach this unit; plain msgpack values. Asked at each registration."""

@@ -236,8 +236,9 @@ class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
 class Drain(Message, frozen=True, tag=True, omit_defaults=True):
     """No new blocks for the storage unit called ``name`` (``stop``: again some, it is not to be drained).
 
-    Answer: Value({unit: number, blocks: i64 bytes, nbytes: i64 bytes}), blocks that rows refer to there, ``most`` at
-    most. Holds until the unit joins anew. RequestError for an unknown name.
+    Answer: Value({unit: number, blocks: i64 bytes, nbytes: i64 bytes, partitions: names}), blocks that rows refer to
+    there, ``most`` at most, and the partition of each. Holds until the unit joins anew. RequestError for an unknown
+    name.
     """
 
     name: str
@@ -269,7 +270,8 @@ class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Holding(Message, frozen=True, tag=True):
-    """Notice of a unit before it joins: it holds these blocks (i64 bytes) besides those of its Join."""
+    """Notice of a unit: before it joins, that it holds these blocks (i64 bytes) besides those of its Join; after that,
+    that it has stored them since it listed those."""
 
     blocks: bytes
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.integration.security.servers import Servers
+from tests.integration.stack import Stack
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
@@ -36,8 +37,11 @@ def credentials(security: dict[str, Any]) -> Credentials:
 Work = Callable[[Connection, Any], Coroutine[Any, Any, Any]]
 
 
-def as_peer(servers: Servers, security: dict[str, Any], work: Work, unit: bool = False, **hello: Any) -> Any:
-    """What ``work(connection, UnitInfo)`` gives; the connection is to the controller, or to the storage unit."""
+def as_peer(
+    servers: Servers | Stack, security: dict[str, Any], work: Work, unit: bool | str = False, **hello: Any
+) -> Any:
+    """What ``work(connection, Welcome)`` gives; the connection is to the controller, or to the first storage unit, or
+    that of the given name."""
 
     async def run() -> Any:
         keepalive = Keepalive(2.0, 60.0)
@@ -48,10 +52,9 @@ def as_peer(servers: Servers, security: dict[str, Any], work: Work, unit: bool =
         )  # fmt: skip
         try:
             welcome = first.welcome
-            info: UnitInfo | None = welcome.units[0] if welcome.units else None
             if not unit:
                 return await work(first, welcome)
-            assert info is not None
+            info: UnitInfo = next(info for info in welcome.units if unit in (True, info.name))
             shown = {
                 "role": "client", "client_id": "peer", "writer": welcome.writer, "run": welcome.run,
                 "ticket": welcome.attributes["ticket"], **hello,

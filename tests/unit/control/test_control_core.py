@@ -158,6 +158,17 @@ def test_a_rank_that_waits_learns_at_once_that_its_rows_are_gone_when_their_unit
     assert type(Drained(again).by_request[1]).__name__ == "DataLostError"
 
 
+def test_a_row_committed_while_its_unit_came_back_is_ready_once_the_unit_tells_of_its_block() -> None:
+    core = ControlCore()
+    core.apply(put("p", 1, "x", block=5), 0)
+    core.unit_suspect(1)
+    core.unit_joined(1, [], 0)  # listed before block 5 was stored
+    assert core.apply(fetch("p", "x", 1, timeout_s=9), 0, request=1) is PARKED
+    core.unit_holds(1, [4, 5], 0)
+    assert rows(Drained(core).by_request[1]) == [0]
+    core.validate_state()
+
+
 def test_other_objects_are_not_commands() -> None:
     with pytest.raises(InvalidTypeError, match="not a command"):
         ControlCore().apply(c.Done(), 0)  # type: ignore[arg-type]

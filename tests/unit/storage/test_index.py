@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,4 +118,71 @@ def test_the_index_does_not_grow_with_blocks_that_are_gone(tmp_path: Path) -> No
     index.close()
     again = opened(path)
     assert again.blocks == {20_000: Place(4096, 64, True)}
+    again.close()
+
+
+SCOPES = ["team-a/train", "team-b/" + 40 * "long ", "", "team-ä/\udc80"]
+
+
+def scoped(path: Path) -> dict[int, Place]:
+    index = opened(path)
+    for number in range(12):
+        index.sealed(number, 4096 + 64 * number, 60, SCOPES[number % 4])
+    index.allocated(12, 8192, 64, "team-c/")
+    index.close()
+    return {
+        **{number: Place(4096 + 64 * number, 60, True, SCOPES[number % 4]) for number in range(12)},
+        12: Place(8192, 64, False, "team-c/"),
+    }
+
+
+def test_blocks_come_back_with_their_partitions_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    blocks = scoped(path)
+    for _ in range(3):  # each start writes the file anew
+        index = opened(path)
+        assert index.blocks == blocks
+        index.close()
+
+
+def test_damage_never_gives_a_block_to_another_partition(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    blocks = scoped(path)
+    data = path.read_bytes()
+    for place in range(HEADER_BYTES, len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        said: list[str] = []
+        index = opened(path, said)
+        assert len(said) == 1
+        for number, found in index.blocks.items():
+            assert found in (blocks[number], blocks[number]._replace(scope="")), place
+        nameless = sum(found.scope != blocks[number].scope for number, found in index.blocks.items())
+        assert ("prefix ''" in said[0]) == (nameless > 0)
+        index.close()
+
+
+@contextmanager
+def full_disk_at(nbytes: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_an_error_and_what_comes_when_there_is_room_again_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.index"
+    index = opened(path)
+    index.sealed(1, 4096, 60)
+    for fits in range(RECORD_BYTES):
+        with full_disk_at(path.stat().st_size + fits), pytest.raises(OSError, match="File too large"):
+            index.sealed(2, 4096 + 64, 60, "team-a/")
+        index.dropped(2)
+    index.sealed(3, 4096 + 64, 60, "team-a/")
+    index.close()
+    again = opened(path)
+    assert again.blocks == {1: Place(4096, 60, True), 3: Place(4096 + 64, 60, True, "team-a/")}
     again.close()

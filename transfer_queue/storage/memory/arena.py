@@ -44,11 +44,14 @@ class ArenaFile:
     """A file of ``capacity`` bytes for extents, plus one page, mapped shared.
 
     ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. ``keep``: the file outlives this object,
-    and one that is there is taken as it is. Raises StartError, naming the path, if it cannot be created or its file
-    system has too little room.
+    and one that is there is taken as it is. ``reserve``: all of it gets its place on the disk now, so that no write
+    meets a full one. Raises StartError, naming the path, if it cannot be created or its file system has too little
+    room.
     """
 
-    def __init__(self, capacity: int, path: str | os.PathLike[str] | None = None, *, keep: bool = False) -> None:
+    def __init__(
+        self, capacity: int, path: str | os.PathLike[str] | None = None, *, keep: bool = False, reserve: bool = False
+    ) -> None:
         if capacity < 1:
             raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
         self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)
@@ -58,6 +61,8 @@ class ArenaFile:
         self._keep = keep
         existing = self._open() if keep else None
         self._map = existing or self._create()
+        if reserve:
+            self._reserve()
         self.memory = memoryview(self._map)
         """All bytes of the file; offsets of extents count from its start."""
         self.nonce = bytes(self.memory[:NONCE_BYTES]) if existing else secrets.token_bytes(NONCE_BYTES)
@@ -108,6 +113,18 @@ class ArenaFile:
         except (OSError, ValueError) as error:
             self.path.unlink(missing_ok=True)
             raise StartError(f"cannot map {self.nbytes} bytes of the arena {self.path}: {error}") from error
+        finally:
+            os.close(handle)
+
+    def _reserve(self) -> None:
+        handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(handle, 0, self.nbytes)
+        except OSError as error:
+            raise StartError(
+                f"{self.path.parent} has no room for the {-(-self.nbytes // MIB)} MiB of the arena {self.path}: "
+                f"{error.strerror}; lower the storage capacity or make room there"
+            ) from None
         finally:
             os.close(handle)
 

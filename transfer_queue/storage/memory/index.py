@@ -3,19 +3,22 @@
 ::
 
     header    magic 8 bytes, life u64, capacity u64, incarnation 16 bytes, CRC-32 of these u32
-    record    what happened u32, block u64, offset u64, bytes u64, CRC-32 of these u32    (32 bytes)
+    record    what happened u8, scope u24, block u64, offset u64, bytes u64, CRC-32 of these u32    (32 bytes)
+    or        4 u8, scope u24, bytes of its name u32, place in it u32, 16 bytes of it, CRC-32 of these u32    (32 bytes)
 
-All little-endian. A record that a crash cut short is of something that nobody was told. The log is written anew at each
-start and whenever most of it is history.
+All little-endian. A scope is the partition that a block belongs to, where storage units keep tenants apart; else it is
+0. A record that a crash cut short is of something that nobody was told. The log is written anew at each start and
+whenever most of it is history.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,13 +26,15 @@ from transfer_queue.errors import StartError
 
 __all__ = ["BlockIndex", "Place"]
 
-_MAGIC: Final = b"TQARENA1"
+_MAGIC: Final = b"TQARENA2"
 _HEADER = struct.Struct("<8sQQ16s")
 _RECORD = struct.Struct("<IQQQ")
+_NAME = struct.Struct("<III16s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 RECORD_BYTES: Final = _RECORD.size + _CRC.size
-_ALLOCATED, _SEALED, _DROPPED = 1, 2, 3
+_ALLOCATED, _SEALED, _DROPPED, _SCOPE = 1, 2, 3, 4
+_PIECE: Final = 16
 _HISTORY: Final = 4096
 """Records that may be out of date before writing the log anew is considered."""
 
@@ -39,6 +44,7 @@ class Place(NamedTuple):
     nbytes: int
     sealed: bool
     """Whether the block was acknowledged; else somebody may have been writing it."""
+    scope: str = ""
 
 
 class BlockIndex:
@@ -56,8 +62,11 @@ class BlockIndex:
         self.life = 0
         self.blocks: dict[int, Place] = {}
         self._capacity = capacity
+        self._scopes: dict[str, int] = {"": 0}
+        """Numbers of the names in the file."""
         self._pending: list[bytes] = []
         self._records = 0
+        self._length = 0
         self._file = -1
         try:
             if path.exists():
@@ -84,22 +93,42 @@ class BlockIndex:
             )
         self.life, self.incarnation = life, incarnation.decode("ascii")
         damaged = 0
+        pieces: dict[int, dict[int, bytes]] = {}
+        lengths = {0: 0}
+        scope_of: dict[int, int] = {}
         for start in range(HEADER_BYTES, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
             raw = data[start : start + RECORD_BYTES]
             what, block, offset, nbytes = _RECORD.unpack_from(raw)
             if _CRC.unpack_from(raw, _RECORD.size)[0] != zlib.crc32(raw[: _RECORD.size]):
                 damaged += 1
                 continue
+            what, scope = what & 0xFF, what >> 8
+            if what == _SCOPE:
+                _, lengths[scope], place, piece = _NAME.unpack_from(raw)
+                pieces.setdefault(scope, {})[place] = piece
+                continue
             self.blocks.pop(block, None)
             if what != _DROPPED:
                 self.blocks[block] = Place(offset, nbytes, what == _SEALED)
+                scope_of[block] = scope
+        nameless = self._name_scopes(scope_of, {n: _join(pieces.get(n, {}), size) for n, size in lengths.items()})
         if damaged:
             before = len(self.blocks)
             self._drop_overlaid()
             log(
                 f"{damaged} records of the block index {self.path} are damaged: their blocks are lost"
                 + (f", {before - len(self.blocks)} others were overwritten" if before > len(self.blocks) else "")
+                + (f", {nameless} are readable with the partition prefix '' only" if nameless else "")
             )
+
+    def _name_scopes(self, scope_of: dict[int, int], names: dict[int, str | None]) -> int:
+        """Returns how many blocks belong to a scope whose name is damaged; they are left without one."""
+        nameless = 0
+        for block, place in self.blocks.items():
+            name = names.get(scope_of[block])
+            nameless += name is None
+            self.blocks[block] = place._replace(scope=name or "")
+        return nameless
 
     def _drop_overlaid(self) -> None:
         """Of blocks that overlap the latest is true: the record that freed the earlier one's place is damaged."""
@@ -114,15 +143,13 @@ class BlockIndex:
 
     # --------------------------------------------------------------------------------------------------------- writing
 
-    def allocated(self, block: int, offset: int, nbytes: int) -> None:
-        """Somebody is about to write the block in place."""
-        self._note(_ALLOCATED, block, Place(offset, nbytes, False))
-        self.write()
+    def allocated(self, block: int, offset: int, nbytes: int, scope: str = "") -> None:
+        """Somebody is about to write the block in place. Raises OSError."""
+        self._note(block, Place(offset, nbytes, False, scope))
 
-    def sealed(self, block: int, offset: int, nbytes: int) -> None:
+    def sealed(self, block: int, offset: int, nbytes: int, scope: str = "") -> None:
         """The block is whole; returns once that survives the end of this process. Raises OSError."""
-        self._note(_SEALED, block, Place(offset, nbytes, True))
-        self.write()
+        self._note(block, Place(offset, nbytes, True, scope))
 
     def dropped(self, block: int) -> None:
         """The block is gone. Written with the next record, or by `write`."""
@@ -130,14 +157,21 @@ class BlockIndex:
             self._pending.append(_record(_DROPPED, block, 0, 0))
 
     def write(self) -> None:
-        """Write what is pending. Raises OSError."""
-        pending, self._pending = self._pending, []
-        if pending:
-            self._records += len(pending)
-            if self._records > _HISTORY + 4 * len(self.blocks):
-                self._rewrite()
-            else:
-                os.write(self._file, b"".join(pending))
+        """Write what is pending. Raises OSError, and then all of it is still pending."""
+        if not self._pending:
+            return
+        if self._records + len(self._pending) > _HISTORY + 4 * len(self.blocks):
+            self._rewrite()
+            return
+        data = b"".join(self._pending)
+        try:
+            _write_all(self._file, data)
+        except OSError:
+            os.ftruncate(self._file, self._length)  # part of a record would make those after it unreadable
+            raise
+        self._length += len(data)
+        self._records += len(self._pending)
+        self._pending.clear()
 
     def sync(self) -> None:
         """Return once all that was written is on the disk. Raises OSError. May run in another thread."""
@@ -149,37 +183,65 @@ class BlockIndex:
             os.close(self._file)
             self._file = -1
 
-    def _note(self, what: int, block: int, place: Place) -> None:
+    def _note(self, block: int, place: Place) -> None:
         self.blocks[block] = place
-        self._pending.append(_record(what, block, place.offset, place.nbytes))
+        self._pending += _records(block, place, self._scopes)
+        self.write()
 
     def _rewrite(self) -> None:
+        scopes = {"": 0}
+        records = [record for block, place in self.blocks.items() for record in _records(block, place, scopes)]
         fresh = self.path.with_suffix(".new")
         head = _HEADER.pack(_MAGIC, self.life, self._capacity, self.incarnation.encode("ascii"))
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(file, head + _CRC.pack(zlib.crc32(head)) + b"".join(_records(self.blocks.items())))
+            _write_all(file, head + _CRC.pack(zlib.crc32(head)) + b"".join(records))
             os.fdatasync(file)
             fresh.rename(self.path)
         except OSError:
             os.close(file)
+            fresh.unlink(missing_ok=True)
             raise
         self.close()
         self._file = file
-        self._records = len(self.blocks)
+        self._length = HEADER_BYTES + RECORD_BYTES * len(records)
+        self._records = len(records)
+        self._scopes = scopes
+        self._pending.clear()
+
+
+def _records(block: int, place: Place, scopes: dict[str, int]) -> list[bytes]:
+    """The record of a block, after those of its scope if that is not one of ``scopes`` yet."""
+    records = []
+    if place.scope not in scopes:
+        scopes[place.scope] = len(scopes)
+        name = place.scope.encode("utf-8", "surrogatepass")
+        what = _SCOPE | scopes[place.scope] << 8
+        for start in range(0, len(name), _PIECE):
+            records.append(_checked(_NAME.pack(what, len(name), start, name[start : start + _PIECE])))
+    what = (_SEALED if place.sealed else _ALLOCATED) | scopes[place.scope] << 8
+    records.append(_record(what, block, place.offset, place.nbytes))
+    return records
 
 
 def _record(what: int, block: int, offset: int, nbytes: int) -> bytes:
-    raw = _RECORD.pack(what, block, offset, nbytes)
+    return _checked(_RECORD.pack(what, block, offset, nbytes))
+
+
+def _checked(raw: bytes) -> bytes:
     return raw + _CRC.pack(zlib.crc32(raw))
 
 
-def _records(blocks: Iterable[tuple[int, Place]]) -> Iterable[bytes]:
-    for block, place in blocks:
-        yield _record(_SEALED if place.sealed else _ALLOCATED, block, place.offset, place.nbytes)
+def _join(pieces: dict[int, bytes], length: int) -> str | None:
+    """The name of a scope; None if a piece is missing."""
+    name = b"".join(pieces.get(start, b"") for start in range(0, length, _PIECE))
+    return name[:length].decode("utf-8", "surrogatepass") if len(name) >= length else None
 
 
 def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
-        left = left[os.write(file, left) :]
+        written = os.write(file, left)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[written:]

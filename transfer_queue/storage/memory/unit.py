@@ -110,6 +110,12 @@ class MemoryStore:
         """Identity of the memory, if that outlives the process."""
         return None if self._index is None else self._index.incarnation
 
+    @property
+    def scopes(self) -> dict[int, str]:
+        """Partitions of the blocks that earlier processes of this unit tagged."""
+        kept = {} if self._index is None else self._index.blocks
+        return {number: place.scope for number, place in kept.items() if place.scope}
+
     # ------------------------------------------------------------------------------------------------------ UnitStore
 
     def attributes(self) -> dict[str, Any]:
@@ -121,8 +127,7 @@ class MemoryStore:
     async def free(self, blocks: Sequence[int]) -> None:
         for number in blocks:
             self._drop(number)
-        if self._index is not None:
-            self._index.write()
+        self._write_drops()
         self._serve_waiters()
 
     async def inventory(self) -> list[int]:
@@ -229,7 +234,7 @@ class MemoryStore:
     ) -> Served | Coroutine[Any, Any, Served]:
         block = self._add(peer, message.block, offset, len(payload))
         self._file.memory[offset : offset + len(payload)] = payload
-        return self._make_readable(peer, message.block, block)
+        return self._make_readable(peer, message.block, block, message.scope)
 
     def _alloc(self, peer: Peer, message: wire.Alloc) -> Served | Coroutine[Any, Any, Served]:
         self._check_new(peer, message.block)
@@ -245,7 +250,10 @@ class MemoryStore:
     def _reserve(self, peer: Peer, message: wire.Alloc, offset: int) -> Served:
         self._add(peer, message.block, offset, message.nbytes)
         if self._index is not None:
-            self._index.allocated(message.block, offset, message.nbytes)
+            try:
+                self._index.allocated(message.block, offset, message.nbytes, message.scope)
+            except OSError as error:
+                raise self._refused(message.block, error) from None
         return Served(wire.Extent(offset))
 
     def _seal(self, peer: Peer, message: wire.Seal | wire.Fill) -> Served | Coroutine[Any, Any, Served]:
@@ -255,7 +263,8 @@ class MemoryStore:
             self._drop(message.block)
             self._serve_waiters()
             raise StorageKeyNotFoundError(f"block {message.block:#x} was dropped while it was written")
-        return self._make_readable(peer, message.block, block)
+        scope = "" if self._index is None else self._index.blocks[message.block].scope
+        return self._make_readable(peer, message.block, block, scope)
 
     def _check_new(self, peer: Peer, number: int) -> None:
         if number in self._blocks or number >> 32 != peer.writer:
@@ -278,15 +287,29 @@ class MemoryStore:
         state.unsealed.add(number)
         return block
 
-    def _make_readable(self, peer: Peer, number: int, block: _Block) -> Served | Coroutine[Any, Any, Served]:
+    def _make_readable(
+        self, peer: Peer, number: int, block: _Block, scope: str
+    ) -> Served | Coroutine[Any, Any, Served]:
         """The acknowledgement, which waits for what the durability asks."""
+        if self._index is not None:
+            try:
+                self._index.sealed(number, block.offset, block.nbytes, scope)
+            except OSError as error:
+                raise self._refused(number, error) from None
         block.sealed = True
         self._peers[peer].unsealed.discard(number)
-        if self._index is not None:
-            self._index.sealed(number, block.offset, block.nbytes)
-            if self._to_disk:
-                return self._sync()
+        if self._to_disk and self._index is not None:
+            return self._sync()
         return Served(wire.Stored(self.stats()))
+
+    def _refused(self, number: int, error: OSError) -> CapacityError:
+        """The index takes no record of the block: it is dropped."""
+        self._drop(number)
+        self._serve_waiters()
+        return CapacityError(
+            f"storage unit {self._context.name} cannot keep a block: its index in {self._context.directory} takes no "
+            f"more ({error.strerror}); make room there"
+        )
 
     async def _sync(self) -> Served:
         assert self._index is not None
@@ -430,9 +453,15 @@ class MemoryStore:
                 self._extents.free(block.offset)
                 if self._index is not None:
                     self._index.dropped(number)
-        if self._index is not None:
-            self._index.write()
+        self._write_drops()
         self._serve_waiters()
+
+    def _write_drops(self) -> None:
+        if self._index is not None:
+            try:
+                self._index.write()
+            except OSError as error:  # they are written with the next record
+                self._context.log(f"the block index in {self._context.directory} takes no more: {error.strerror}")
 
 
 def select_part(data: memoryview, part: wire.ReadPart) -> tuple[list[memoryview], int]:
@@ -497,7 +526,7 @@ def _open_kept(context: StoreContext) -> MemoryStore:
     elif _is_served(path):
         raise StartError(f"the arena {path} is served by another process; stop it or choose another directory")
     index = BlockIndex(index_path, context.capacity, secrets.token_hex(8), context.log)
-    file = ArenaFile(context.capacity, path, keep=True)
+    file = ArenaFile(context.capacity, path, keep=True, reserve=context.durability == "node")
     store = MemoryStore(context, file, index)
     if context.settings.get("prefault", True):
         file.start_prefault()
