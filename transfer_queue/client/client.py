@@ -13,7 +13,13 @@ from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCa
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
-from transfer_queue.client.manager import ClientStorageManager, check_manager_config, join_units, manager_layout
+from transfer_queue.client.manager import (
+    ClientStorageManager,
+    check_manager_config,
+    check_registered,
+    join_units,
+    manager_layout,
+)
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
@@ -143,7 +149,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
-        self._ready()
+        check_registered(manager_type, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0])
         if layout is not None:
             self._options = replace(self._options, layout=layout)
