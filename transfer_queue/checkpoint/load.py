@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.files import BlockPlace, Manifest, blocks_path, locked, read_file, read_manifest
+from transfer_queue.checkpoint.files import (
+    BlockPlace,
+    Manifest,
+    blocks_path,
+    checked_directory,
+    locked,
+    read_file,
+    read_manifest,
+)
 from transfer_queue.checkpoint.relocate import relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
 from transfer_queue.client.client import TransferQueueClient
@@ -44,7 +52,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
     CapacityError.
     """
-    directory = Path(checkpoint_dir)
+    directory = checked_directory(checkpoint_dir)
     client = client_of_this_process()
     if not directory.is_dir():
         raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}")

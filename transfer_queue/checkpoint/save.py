@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.files import BlockPlace, Writer, locked
+from transfer_queue.checkpoint.files import BlockPlace, Writer, checked_directory, locked
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
@@ -48,7 +47,7 @@ def save_checkpoint(
     Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written, DataLostError or
     ConnectionLostError if a storage unit goes away.
     """
-    directory = Path(checkpoint_dir)
+    directory = checked_directory(checkpoint_dir)
     metadata = _check_metadata(metadata)
     client = client_of_this_process()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
@@ -68,6 +68,12 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self._closed = False
         self.storage_manager: ClientStorageManager | None = None
         self._attach()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"client {self.client_id} cannot be pickled or copied: its connections are this process's; in another one "
+            "call transfer_queue.init() and get_client(), or make one with this one's config as controller_info"
+        )
 
     def _attach(self) -> None:
         self._io: IoThread = shared_io()

@@ -123,7 +123,10 @@ def _with_manager(plan: LocalPlan, name: str, section: Any) -> LocalPlan:
         msgspec.json.encode(plain)
     except TypeError as error:
         raise ConfigError(f"{where}: other processes get these settings too, so they must be plain: {error}") from None
-    capacity = cast("int", parse_bytes(plain.get("unit_capacity", _UNLIMITED)))
+    try:
+        capacity = cast("int", parse_bytes(plain.get("unit_capacity", _UNLIMITED)))
+    except ValueError as error:
+        raise ConfigError(f"{where}.unit_capacity: {error}") from None
     units = tuple(unit.model_copy(update={"capacity": capacity}) for unit in plan.units)
     plan = replace(plan, units=units).with_backend_kind("registered")
     return plan.with_backend_settings({"manager": name, "section": plain})
@@ -150,12 +153,23 @@ def merge_settings(conf: DictConfig | Mapping[str, Any] | None, *, in_ray: bool 
     """
     flags = {"allow_objects": True}
     packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
-    defaults = OmegaConf.create(packaged, flags=flags)
+    defaults = cast("DictConfig", OmegaConf.create(packaged, flags=flags))
     given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf or {}), flags=flags)
     check_settings(_plain(given), _plain(defaults), in_ray=in_ray)
     merged = cast("DictConfig", OmegaConf.merge(defaults, given))
+    _fill_sections(merged, defaults)
     ray_settings(merged)
     return merged
+
+
+def _fill_sections(merged: DictConfig, defaults: DictConfig) -> None:
+    """A section that was left empty, as YAML has it, is that of the defaults."""
+    for name, section in defaults.items():
+        if isinstance(section, DictConfig):
+            if merged[name] is None:
+                merged[name] = section
+            else:
+                _fill_sections(merged[name], section)
 
 
 def ray_settings(merged: DictConfig) -> RaySettings:

@@ -67,7 +67,11 @@ __all__ = [
 
 
 def _plain_value(value: Any) -> Any:
-    """Scalars of numpy and torch in tags and parameters travel as plain numbers."""
+    """Scalars of numpy and torch in tags and parameters travel as plain numbers, subclasses of plain types as these."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     raise InvalidTypeError(
