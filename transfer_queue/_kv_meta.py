@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from transfer_queue._html import html_table
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
-__all__ = ["KVBatchMeta", "chunk_bounds", "same_value", "united_info"]
+__all__ = ["KVBatchMeta", "as_positions", "check_parts", "chunk_bounds", "same_value", "united_info"]
 
+T = TypeVar("T")
 
 _SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
@@ -33,6 +35,8 @@ class KVBatchMeta:
     extra_info: dict[str, Any] | None = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            raise InvalidTypeError(f"keys must be a list of strings, not the string {self.keys!r}")
         if len(self.keys) != len(self.tags):
             raise InvalidInputError(
                 f"keys and tags must have same length, got {len(self.keys)} keys, {len(self.tags)} tags"
@@ -76,8 +80,9 @@ class KVBatchMeta:
             raise InvalidInputError("Contain duplicate indexes")
         if set(indexes) != set(range(len(self.keys))):
             raise InvalidInputError(f"indexes must be 0 to {len(self.keys) - 1}")
-        self.keys = [self.keys[index] for index in indexes]
-        self.tags = [self.tags[index] for index in indexes]
+        positions = as_positions("indexes", indexes)
+        self.keys = [self.keys[position] for position in positions]
+        self.tags = [self.tags[position] for position in positions]
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:
         """``chunks`` parts of near-equal size, larger ones first; empty ones if there are fewer keys."""
@@ -98,7 +103,7 @@ class KVBatchMeta:
 
         Raises ValueError for differing partitions or fields, repeated keys, or conflicting ``extra_info``.
         """
-        parts = [part for part in data if part.keys]
+        parts = [part for part in check_parts(data, cls) if len(part)]
         if not parts:
             return cls()
         first = parts[0]
@@ -123,10 +128,31 @@ def _repeated(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
+def as_positions(name: str, given: Sequence[int]) -> list[int]:
+    """Whole numbers, numpy's and torch's too. Raises InvalidTypeError."""
+    try:
+        return [operator.index(position) for position in given]
+    except TypeError:
+        raise InvalidTypeError(f"{name} must be a list of ints, not {given!r:.80}") from None
+
+
+def check_parts(data: Sequence[T], kind: type[T]) -> Sequence[T]:
+    """What ``concat`` is given. Raises InvalidTypeError."""
+    if not isinstance(data, Iterable) or isinstance(data, kind):
+        raise InvalidTypeError(f"data must be a list of {kind.__name__}, not {type(data).__name__}")
+    parts = list(data)
+    for part in parts:
+        if not isinstance(part, kind):
+            raise InvalidTypeError(f"data must be a list of {kind.__name__}, not of {type(part).__name__}")
+    return parts
+
+
 def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
     """Bounds of ``chunks`` near-equal parts of ``count`` rows, larger ones first. Raises ValueError below 1 chunk."""
-    if not isinstance(chunks, int):
-        raise InvalidTypeError(f"chunks must be an int, not {type(chunks).__name__}")
+    try:
+        chunks = operator.index(chunks)
+    except TypeError:
+        raise InvalidTypeError(f"chunks must be an int, not {type(chunks).__name__}") from None
     if chunks < 1:
         raise InvalidInputError(f"chunks must be at least 1, not {chunks}")
     size, larger = divmod(count, chunks)

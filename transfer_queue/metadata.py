@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue._html import html_table
-from transfer_queue._kv_meta import KVBatchMeta, chunk_bounds, same_value, united_info
+from transfer_queue._kv_meta import KVBatchMeta, as_positions, check_parts, chunk_bounds, same_value, united_info
 from transfer_queue._sample_meta import FieldMeta, ProductionStatus, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, FamilyLocations
 from transfer_queue.control.schema import FieldSchema
@@ -76,6 +75,11 @@ class BatchMeta:
         *,
         samples: Sequence[SampleMeta] | None = None,
     ) -> None:
+        for name, value in (("global_indexes", global_indexes), ("partition_ids", partition_ids)):
+            if value is None or not hasattr(value, "__len__"):
+                raise InvalidTypeError(f"{name} must be a list, not {type(value).__name__}")
+        if field_schema is not None and not isinstance(field_schema, Mapping):
+            raise InvalidTypeError(f"field_schema must be a dict, not {type(field_schema).__name__}")
         given: Sequence[Any] = global_indexes if samples is None else samples
         if samples is not None or (len(given) and isinstance(given[0], SampleMeta)):
             if not all(isinstance(sample, SampleMeta) for sample in given):
@@ -102,6 +106,7 @@ class BatchMeta:
         self._located = None
 
     def _check_lengths(self) -> None:
+        """One entry a row in every list. Raises InvalidInputError."""
         count = len(self.global_indexes)
         lengths = {
             "partition_ids": len(self.partition_ids),
@@ -114,9 +119,9 @@ class BatchMeta:
         for what, length in lengths.items():
             if length != count:
                 raise InvalidInputError(f"{what} has {length} entries for {count} global_indexes")
-        if self.production_status.shape != (count,):
+        if np.shape(self.production_status) != (count,):
             raise InvalidInputError(
-                f"production_status has shape {self.production_status.shape} for {count} global_indexes"
+                f"production_status has shape {np.shape(self.production_status)} for {count} global_indexes"
             )
 
     @property
@@ -233,6 +238,9 @@ class BatchMeta:
             return
         if len(custom_meta) != len(self):
             raise InvalidInputError(f"custom_meta has {len(custom_meta)} entries for {len(self)} rows")
+        for new in custom_meta:
+            if new is not None and not isinstance(new, Mapping):
+                raise InvalidTypeError(f"custom_meta must be a list of dicts, not of {type(new).__name__}")
         for own, new in zip(self.custom_meta, custom_meta, strict=True):
             own.update(new or {})
 
@@ -273,7 +281,7 @@ class BatchMeta:
 
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
         """The rows at these positions, repeats allowed. Raises ValueError out of range."""
-        positions = _positions("sample_indices", sample_indices)
+        positions = as_positions("sample_indices", sample_indices)
         if any(not 0 <= position < len(self) for position in positions):
             raise InvalidInputError(f"sample_indices must be within 0 to {len(self) - 1}")
         return self._at(positions)
@@ -301,7 +309,7 @@ class BatchMeta:
 
     def reorder(self, indices: Sequence[int]) -> None:
         """Put the row at ``indices[i]`` at position i, in place. Raises ValueError unless it is a permutation."""
-        positions = _positions("indices", indices)
+        positions = as_positions("indices", indices)
         if sorted(positions) != list(range(len(self))):
             raise InvalidInputError(f"indices must be a permutation of 0 to {len(self) - 1}")
         ordered = self._at(positions)
@@ -334,6 +342,8 @@ class BatchMeta:
 
         An empty or None side gives a copy of the other. Raises ValueError if the rows differ.
         """
+        if other is not None and not isinstance(other, BatchMeta):
+            raise InvalidTypeError(f"other must be a BatchMeta, not {type(other).__name__}")
         if other is None or not len(other):
             return self.copy()
         if not len(self):
@@ -359,7 +369,7 @@ class BatchMeta:
         Parts whose rows differ in shape, or are nested, give a nested field with a shape a row. Raises ValueError for
         differing field names or dtypes, or conflicting ``extra_info``.
         """
-        parts = [part for part in data if len(part)]
+        parts = [part for part in check_parts(data, cls) if len(part)]
         if not parts:
             return cls()
         if validate:
@@ -381,14 +391,6 @@ class BatchMeta:
             [dict(tag) for part in parts for tag in part.custom_meta],
             [dict(meta) for part in parts for meta in part._custom_backend_meta],
         )
-
-
-def _positions(name: str, given: Sequence[int]) -> list[int]:
-    """Whole numbers, numpy's and torch's too. Raises InvalidTypeError."""
-    try:
-        return [operator.index(position) for position in given]
-    except TypeError:
-        raise InvalidTypeError(f"{name} must be a list of ints, not {given!r:.80}") from None
 
 
 class _Samples(Sequence[Sample]):
@@ -491,8 +493,11 @@ def _columns_of(samples: Sequence[SampleMeta]) -> tuple[list[int], list[str], di
 
 def extract_field_schema(data: TensorDictBase) -> dict[str, Entry]:
     """The ``BatchMeta.field_schema`` of a batch whose first dimension is the rows."""
+    from tensordict import TensorDictBase
     from torch import Tensor
 
+    if not isinstance(data, TensorDictBase):
+        raise InvalidTypeError(f"the fields must be a TensorDict, not {type(data).__name__}")
     schema: dict[str, Entry] = {}
     for name in data.keys():  # noqa: SIM118  a TensorDict iterates over rows
         value = data.get(name)

@@ -195,7 +195,7 @@ MODULES = {
     "transfer_queue.utils.utils": ["TransferQueueRole", "ProductionStatus", "get_env_bool", "get_placement_group"],
     "transfer_queue.utils.enum_utils": ["Role", "TransferQueueRole", "ProductionStatus", "ExplicitEnum"],
     "transfer_queue.utils.logging_utils": ["get_logger"],
-    "transfer_queue.utils.serial_utils": [],
+    "transfer_queue.utils.serial_utils": ["batch_encode_into", "batch_decode_from"],
 }
 
 EXTENSIONS = {
@@ -210,7 +210,7 @@ EXTENSIONS = {
     },
 }
 ADDED = ["PrioritySampler", "ReplaySampler", "TokenBudgetSampler"]
-ABSENT = ["TQMetricsExporter", "serial_utils"]
+ABSENT = ["TQMetricsExporter"]
 
 CONFIG = {
     "metrics.enabled": False,

@@ -424,6 +424,14 @@ DATASET: Arguments = {
         ("data_fields", "x", ValueError),
         ("dp_rank", -1, ValueError),
         ("dp_rank", None, TypeError),
+        ("data_fields", [5], TypeError),
+        ("partition_id", 5, TypeError),
+        ("partition_id", "", ValueError),
+        ("task_name", None, TypeError),
+        ("task_name", "", ValueError),
+        ("should_check_consumption_status", "no", TypeError),
+        ("fetch_batch_fn", 5, TypeError),
+        ("process_batch_fn", "chunk", TypeError),
     ],
 )
 def test_a_streaming_dataset_refuses_a_wrong_argument_by_its_name(
@@ -432,6 +440,14 @@ def test_a_streaming_dataset_refuses_a_wrong_argument_by_its_name(
     with pytest.raises(error, match=argument) as caught:
         tq.StreamingDataset(**{**DATASET, argument: value})
     assert isinstance(caught.value, tq.TransferQueueError)
+
+
+def test_a_wrong_answer_of_fetch_batch_fn_is_refused_by_its_name(queue: Stack) -> None:
+    def fetch(**arguments: Any) -> Any:
+        return arguments["batch_index"]
+
+    with pytest.raises(InvalidTypeError, match=r"fetch_batch_fn must return.*not 0"):
+        next(iter(tq.StreamingDataset(**{**DATASET, "fetch_batch_fn": fetch})))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A client inside a demanding program: thousands of calls, a caller that computes, forks, many loops and threads.
 
-``TQ_TEST_COMPUTE_S``: seconds of computation in the caller while a put is under way; by default a little more than the
+``TQ_TEST_COMPUTE_S``: seconds of computation in the caller while a put is under way; by default many times what the
 servers wait for a silent peer (3 s), which is what a client without its own I/O thread fails at.
 """
 
@@ -22,7 +22,7 @@ from tests.integration.stack import TIMING, Stack
 from tests.integration.test_client_process import in_forked_child
 from tests.waiting import wait_until
 
-COMPUTE_S = float(os.environ.get("TQ_TEST_COMPUTE_S", "4"))
+COMPUTE_S = float(os.environ.get("TQ_TEST_COMPUTE_S", "20"))
 
 
 def rows(count: int, start: int = 0) -> TensorDict:

@@ -20,6 +20,7 @@ from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.config.server_info import Role, ZMQServerInfo
 from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError
+from transfer_queue.launch.conf import merge_settings
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage.mooncake.testing import servers
 
@@ -62,6 +63,13 @@ REFUSED = [
     ("backend.MooncakeStore.offload.enabled", True, "not available"),
     ("backend.MooncakeStore.use_gdr", True, "not available"),
     ("backend.MooncakeStore.hard_pin", False, "never evicted"),
+    ("backend.MooncakeStore.global_segment_size", "much", "not a quantity"),
+    ("backend.SimpleStorage.unit_capacity", "lots", "not a quantity"),
+    ("backend.SimpleStorage.unit_capacity", -1, "from 1048576"),
+    ("backend.SimpleStorage", 5, "mapping of settings"),
+    ("backend", 5, "mapping of settings"),
+    ("controller", "here", "mapping of settings"),
+    ("controller.addresses", ["nowhere"], "host:port"),
 ]
 REFUSED_MOONCAKE = [
     ("auto_init", {"metadata_server": "storehost:5000"}, "metadata_server.*another machine.*auto_init"),
@@ -77,6 +85,11 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(alone: None, path: str,
         tq.init(nested(path, value))
     assert path in str(caught.value)
     assert isinstance(caught.value, tq.TransferQueueError)
+
+
+def test_a_section_that_is_left_empty_is_that_of_the_defaults() -> None:
+    empty: dict[str, Any] = {"metrics": None, "controller": None, "backend": {"SimpleStorage": None, "Yuanrong": None}}
+    assert merge_settings(empty) == merge_settings({})
 
 
 @pytest.mark.parametrize(("case", "section", "text"), REFUSED_MOONCAKE)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,10 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.queue_command import QueueCommand
-from tests.integration.stack import Stack, running_stack
+from tests.integration.stack import ROOT, Stack, running_stack
 from tests.integration.user_samplers import Failing, NewestFirst, Unruly
 from transfer_queue.errors import ConfigError, SamplerError
+from transfer_queue.sampler import BaseSampler
 
 SIMPLE = {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "16Mi"}}
 
@@ -131,3 +135,59 @@ def test_replay_returns_rows_again_and_again(local: None) -> None:
     assert len(drawn) == 32
     assert set(drawn) == {1, 2}
     assert set(values(take("p", 32))) == {1, 2}
+
+
+SCRIPT = """
+import transfer_queue as tq
+
+def newest(rows, count):
+    return rows[::-1][:count]
+
+class Newest(tq.BaseSampler):
+    def __init__(self, count):
+        super().__init__()
+        self.limit = count
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        chosen = newest(ready_indexes, min(batch_size, self.limit))
+        return chosen, chosen
+
+if __name__ == "__main__":
+    import torch
+    from tensordict import TensorDict
+
+    tq.init({"controller": {"sampler": Newest(2)}, "backend": {"SimpleStorage": {"unit_capacity": "16Mi"}}})
+    client = tq.get_client()
+    client.put(TensorDict({"x": torch.arange(6)}, [6]), partition_id="p")
+    print(client.get_data(client.get_meta(["x"], 2, "p", task_name="t"))["x"].tolist())
+    tq.close()
+"""
+
+
+def test_init_takes_a_sampler_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environ = {name: value for name, value in os.environ.items() if name != "TQ_CONTROLLER_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        env={**environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "[5, 4]\n"), done.stderr
+
+
+def test_init_takes_a_sampler_class_of_a_function_and_refuses_what_cannot_be_pickled(local: None) -> None:
+    class Last(BaseSampler):
+        guard: Any = None
+
+        def sample(self, ready_indexes: list[int], batch_size: int, *args: Any, **kwargs: Any) -> Any:
+            return ready_indexes[-batch_size:], ready_indexes[-batch_size:]
+
+    guarded = Last()
+    guarded.guard = threading.Lock()
+    with pytest.raises(ConfigError, match=r"Last cannot be pickled.*lock"):
+        tq.init({"controller": {"sampler": guarded}, "backend": SIMPLE})
+    tq.init({"controller": {"sampler": Last}, "backend": SIMPLE})
+    tq.get_client().put(column(6), partition_id="p")
+    assert values(take("p", 2)) == [4, 5]

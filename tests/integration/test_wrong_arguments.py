@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import enum
+import http
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.stack import Stack
+from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 ROWS = TensorDict({"x": torch.ones(1, 2)}, [1])
 GOOD: dict[str, dict[str, Any]] = {
@@ -103,3 +109,65 @@ def test_a_long_answer_arrives_whole(queue: Stack, partition: str) -> None:
     listed = tq.kv_list(partition)[partition]
     assert sum(map(len, listed)) > 16 << 20
     assert len(listed) == 400
+
+
+class Kind(str, enum.Enum):
+    """A string of a kind of its own, as programs have them for names."""
+
+    PROMPT = "prompt"
+
+
+def test_kinds_of_strings_and_numbers_are_what_they_are_kinds_of(queue: Stack, partition: str) -> None:
+    class Name(str):
+        __slots__ = ()
+
+    tq.kv_batch_put([Name("a"), Kind.PROMPT], Name(partition), TensorDict({Name("x"): torch.arange(2)}, [2]))
+    tags = {"kind": Kind.PROMPT, "name": Name("n"), "step": http.HTTPStatus.OK, "score": np.float32(0.5)}
+    tq.kv_put(np.str_("c"), partition, tag=tags)
+    assert tq.kv_batch_get(["prompt", "a"], partition, "x")["x"].tolist() == [1, 0]
+    assert tq.kv_list(partition)[partition]["c"] == {"kind": "prompt", "name": "n", "step": 200, "score": 0.5}
+
+
+def test_metadata_that_was_changed_into_nonsense_is_refused_by_its_name(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+    meta = client.put(TensorDict({"x": torch.arange(2)}, [2]), partition_id=partition)
+    for indexes in ([0.5, 1.5], [0, "1"], [None, 1]):
+        with pytest.raises(InvalidTypeError, match="global_indexes must hold ints"):
+            client.get_data(tq.BatchMeta(indexes, [partition] * 2, {"x": {}}))
+    short = meta.copy()
+    short.partition_ids.pop()
+    for call in (client.get_data, client.clear_samples, client.set_custom_meta):
+        with pytest.raises(InvalidInputError, match=r"metadata: partition_ids has 1 entries for 2 global_indexes"):
+            call(short)
+    meta.update_custom_meta([{"a": object()}, {}])
+    with pytest.raises(InvalidTypeError, match=r"custom_meta: .*not object"):
+        client.set_custom_meta(meta)
+    assert client.get_data(meta)["x"].tolist() == [0, 1]
+
+
+def test_a_client_cannot_be_sent_to_another_process(queue: Stack) -> None:
+    for send in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(InvalidTypeError, match=r"cannot be pickled or copied.*init\(\)"):
+            send(tq.get_client())
+
+
+@pytest.mark.parametrize("call", [tq.save_checkpoint, tq.load_checkpoint])
+def test_a_checkpoint_directory_is_a_path(queue: Stack, call: Callable[[Any], None]) -> None:
+    with pytest.raises(InvalidTypeError, match="checkpoint_dir must be a path, not int"):
+        call(5)
+
+
+def test_zero_copy_is_true_or_false(queue: Stack, partition: str) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    with pytest.raises(InvalidTypeError, match="zero_copy"):
+        tq.kv_batch_get("a", partition, zero_copy="no")  # type: ignore[arg-type]
+
+
+def test_names_may_have_slashes_spaces_and_any_letters(queue: Stack, partition: str) -> None:
+    part, key, field = f"{partition}/a b/ß", "step 1/ключ 🔑\n", "reward/acc ü"
+    tq.kv_put(key, part, {field: torch.tensor(3)}, {"ö/1": "é"})
+    assert tq.kv_list(part) == {part: {key: {"ö/1": "é"}}}
+    assert tq.kv_batch_get(key, part)[field].tolist() == [3]
+    meta = tq.get_client().get_meta([field], 1, part, task_name="t/1 ñ")
+    assert tq.get_client().get_data(meta)[field].tolist() == [3]
+    tq.kv_clear(key, part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.control.schema import FieldSchema
+from transfer_queue.errors import InvalidTypeError
 from transfer_queue.metadata import (
     BatchMeta,
     FieldMeta,
@@ -417,3 +419,31 @@ def test_samples_know_their_fields() -> None:
     assert sample(1, x=MISSING).union(sample(1, x=READY)).is_ready
     with pytest.raises(ValueError, match="do not match"):
         sample(1, x=READY).union(sample(2, x=READY))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: KVBatchMeta("ab", [{}, {}]), "keys"),  # type: ignore[arg-type]
+        (lambda: KVBatchMeta(["a", "b"], [{}, {}]).reorder([0.0, 1.0]), "indexes"),  # type: ignore[list-item]
+        (lambda: KVBatchMeta(["a"], [{}]).chunk(1.5), "chunks"),  # type: ignore[arg-type]
+        (lambda: KVBatchMeta.concat([5]), "list of KVBatchMeta, not of int"),  # type: ignore[list-item]
+        (lambda: KVBatchMeta.concat(KVBatchMeta()), "list of KVBatchMeta, not KVBatchMeta"),  # type: ignore[arg-type]
+        (lambda: BatchMeta(None, ["p"]), "global_indexes"),  # type: ignore[arg-type]
+        (lambda: BatchMeta([1], ["p"], field_schema=5), "field_schema"),  # type: ignore[arg-type]
+        (lambda: BatchMeta([1], ["p"]).union(5), "other"),  # type: ignore[arg-type]
+        (lambda: BatchMeta.concat([5]), "list of BatchMeta, not of int"),  # type: ignore[list-item]
+        (lambda: BatchMeta([1], ["p"]).add_fields(5), "TensorDict"),  # type: ignore[arg-type]
+        (lambda: BatchMeta([1], ["p"]).update_custom_meta([5]), "custom_meta"),  # type: ignore[list-item]
+    ],
+)
+def test_a_wrong_type_is_refused_by_its_name(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises(InvalidTypeError, match=name):
+        call()
+
+
+def test_numbers_of_numpy_count_as_numbers() -> None:
+    meta = KVBatchMeta(["a", "b"], [{}, {}])
+    assert [part.keys for part in meta.chunk(np.int64(2))] == [["a"], ["b"]]
+    meta.reorder(np.array([1, 0]))
+    assert meta.keys == ["b", "a"]

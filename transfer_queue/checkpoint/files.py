@@ -17,9 +17,19 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, InvalidTypeError
 
-__all__ = ["FORMAT", "BlockPlace", "FileEntry", "Manifest", "Progress", "Writer", "locked", "read_manifest"]
+__all__ = [
+    "FORMAT",
+    "BlockPlace",
+    "FileEntry",
+    "Manifest",
+    "Progress",
+    "Writer",
+    "checked_directory",
+    "locked",
+    "read_manifest",
+]
 
 FORMAT = 1
 _MANIFEST = "metadata.json"
@@ -67,6 +77,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def checksum(self) -> int:
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, crc32=0), order="deterministic"))
+
+
+def checked_directory(checkpoint_dir: object) -> Path:
+    """Raises InvalidTypeError."""
+    if not isinstance(checkpoint_dir, str | os.PathLike):
+        raise InvalidTypeError(f"checkpoint_dir must be a path, not {type(checkpoint_dir).__name__}")
+    return Path(checkpoint_dir)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from transfer_queue.checkpoint.files import (
     Manifest,
     Progress,
     blocks_path,
+    checked_directory,
     locked,
     read_file,
     read_manifest,
@@ -54,7 +55,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
     CapacityError.
     """
-    load_queue(client_of_this_process(), Path(checkpoint_dir))
+    load_queue(client_of_this_process(), checked_directory(checkpoint_dir))
 
 
 def load_queue(client: TransferQueueClient, directory: Path, *, progress: Progress | None = None) -> Manifest:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.files import BlockPlace, Manifest, Progress, Writer, check_not_foreign, locked
+from transfer_queue.checkpoint.files import (
+    BlockPlace,
+    Manifest,
+    Progress,
+    Writer,
+    check_not_foreign,
+    checked_directory,
+    locked,
+)
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
@@ -48,8 +55,9 @@ def save_checkpoint(
     Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written or the directory is
     something else's, DataLostError or ConnectionLostError if a storage unit goes away.
     """
+    directory = checked_directory(checkpoint_dir)
     metadata = _check_metadata(metadata)
-    save_queue(client_of_this_process(), Path(checkpoint_dir), include_storage=include_storage, metadata=metadata)
+    save_queue(client_of_this_process(), directory, include_storage=include_storage, metadata=metadata)
 
 
 def save_queue(

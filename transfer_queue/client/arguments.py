@@ -139,6 +139,10 @@ def check_metadata(metadata: object) -> BatchMeta:
 
     if not isinstance(metadata, BatchMeta):
         raise InvalidTypeError(f"metadata must be a BatchMeta, not {type(metadata).__name__}")
+    try:
+        metadata._check_lengths()
+    except InvalidInputError as error:  # its lists may have been changed since it was made
+        raise InvalidInputError(f"metadata: {error}") from None
     return metadata
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
@@ -13,7 +13,13 @@ from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCa
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
-from transfer_queue.client.manager import ClientStorageManager, check_manager_config, join_units, manager_layout
+from transfer_queue.client.manager import (
+    ClientStorageManager,
+    check_manager_config,
+    check_registered,
+    join_units,
+    manager_layout,
+)
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
@@ -64,6 +70,12 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self._closed = False
         self.storage_manager: ClientStorageManager | None = None
         self._attach()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"client {self.client_id} cannot be pickled or copied: its connections are this process's; in another one "
+            "call transfer_queue.init() and get_client(), or make one with this one's config as controller_info"
+        )
 
     def _attach(self) -> None:
         self._io: IoThread = shared_io()
@@ -156,7 +168,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
-        self._ready()
+        check_registered(manager_type, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0])
         if layout is not None:
             self._options = replace(self._options, layout=layout)

@@ -93,6 +93,10 @@ class Engine:
         return self._session.welcome.backend
 
     @property
+    def backend_settings(self) -> dict[str, Any]:
+        return self._session.welcome.settings
+
+    @property
     def controller_attributes(self) -> dict[str, Any]:
         return self._session.welcome.attributes
 
@@ -374,8 +378,6 @@ class Engine:
             return self._backend
         async with self._backend_lock:
             if self._backend is None or self._backend_writer != self._session.writer:
-                if self._backend is not None:
-                    await self._backend.close()
                 welcome = self._session.welcome
                 context = BackendContext(
                     self._client_id,
@@ -384,11 +386,19 @@ class Engine:
                     welcome.settings,
                     self._connect,
                     self._run_copy,
+                    self._session.address,
                     self._scopes,
                 )
-                self._backend = await open_backend(welcome.backend, context)
+                if self._backend is None or not self._renewed(self._backend, context):
+                    if self._backend is not None:
+                        await self._backend.close()
+                    self._backend = await open_backend(welcome.backend, context)
                 self._backend_writer = welcome.writer
         return self._backend
+
+    def _renewed(self, backend: Backend, context: BackendContext) -> bool:
+        renew = getattr(backend, "renew", None)
+        return renew is not None and backend.name == self.backend_kind and bool(renew(context))
 
     async def _connect(self, address: str) -> Connection:
         welcome = self._session.welcome

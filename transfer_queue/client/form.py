@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
@@ -31,7 +32,7 @@ class Form:
 
 def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, device: Any = None) -> Form:
     """Check the arguments of a get against each other. Raises InvalidInputError, InvalidTypeError."""
-    if not zero_copy and out is None and device is None:
+    if not check_flag("zero_copy", zero_copy) and out is None and device is None:
         return Form(options.layout, options.allow_pickle)
     import torch
     from tensordict import TensorDictBase

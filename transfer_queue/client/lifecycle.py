@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.config.attach import AttachConfig, attach_from_environment
+from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.server_info import controller_address
-from transfer_queue.errors import InvalidTypeError, NotInitializedError, StartError
+from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -182,7 +182,13 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
     if not addresses:
         return None
     known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "traces", "security") if name in plain}
-    return validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
+    found = validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
+    for address in found.controller.addresses:
+        try:
+            parse_address(address)
+        except ConfigError as error:
+            raise ConfigError(f"conf: controller.addresses: {error}") from None
+    return found
 
 
 def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:

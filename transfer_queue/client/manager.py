@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transfer_queue.client.parser import DataParser
 from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, StartError
+from transfer_queue.storage.registered.registry import StorageManagerFactory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -23,6 +24,7 @@ __all__ = [
     "ClientStorageManager",
     "UnknownManagerError",
     "check_manager_config",
+    "check_registered",
     "join_units",
     "manager_layout",
 ]
@@ -71,11 +73,11 @@ def check_manager_config(manager_type: object, config: object) -> Mapping[str, A
     """Raises UnknownManagerError; InvalidTypeError; ConfigError where the units' addresses are missing."""
     if not isinstance(manager_type, str):
         raise InvalidTypeError(f"manager_type must be a string, not {type(manager_type).__name__}")
-    if not any(manager_type in names for names in MANAGER_TYPES.values()) and manager_type != "KVStorageManager":
-        known = sorted(name for names in MANAGER_TYPES.values() for name in names)
+    built_in = [name for names in MANAGER_TYPES.values() for name in names]
+    if manager_type not in built_in and not StorageManagerFactory.stores_by_itself(manager_type):
         raise UnknownManagerError(
-            f"Unknown manager_type: {manager_type!r}; there are {', '.join(known)}. A backend of your own is "
-            "plugged in through the entry-point group transfer_queue.backends"
+            f"Unknown manager_type: {manager_type!r}; there are {', '.join(sorted(built_in))}. One of your own is "
+            "registered with StorageManagerFactory before"
         )
     if not isinstance(config, Mapping):
         raise InvalidTypeError(f"config must be a mapping, not {type(config).__name__}")
@@ -85,6 +87,18 @@ def check_manager_config(manager_type: object, config: object) -> Mapping[str, A
         if manager_type == "SimpleStorage":
             warnings.warn("config: storage_unit_infos is called zmq_info now", DeprecationWarning, stacklevel=4)
     return config
+
+
+def check_registered(manager_type: str, backend: str, settings: Mapping[str, Any]) -> None:
+    """A registered manager must be the one that the queue of this ``backend`` keeps its rows in. Raises ConfigError."""
+    if not StorageManagerFactory.stores_by_itself(manager_type):
+        return
+    if backend != "registered" or settings["manager"] != manager_type:
+        where = f"manager {settings['manager']!r}" if backend == "registered" else f"backend {backend!r}"
+        raise ConfigError(
+            f"manager_type: this queue keeps its rows in {where}, not in {manager_type!r}; start it with "
+            f"transfer_queue.init() and backend.storage_backend: {manager_type}"
+        )
 
 
 def join_units(config: Mapping[str, Any], controller: str) -> None:
@@ -118,4 +132,5 @@ def manager_layout(manager_type: str, config: Mapping[str, Any]) -> Literal["jag
         if layout not in ("jagged", "dense"):
             raise ConfigError(f"config: layout must be jagged or dense, not {layout!r}")
         return "dense" if layout == "dense" else "jagged"
-    return "dense" if manager_type.endswith("StorageManager") else None
+    old = {names[-1] for names in MANAGER_TYPES.values()} | {"KVStorageManager"}
+    return "dense" if manager_type in old else None

@@ -42,7 +42,7 @@ from transfer_queue.control.commands import (
     StatusArrays,
     Value,
 )
-from transfer_queue.errors import InvalidInputError, RequestError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 from transfer_queue.metadata import BatchMeta, describe_fields
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def pack_indexes(indexes: Sequence[int]) -> bytes:
         return array("q", indexes).tobytes()
     except OverflowError:
         raise InvalidInputError("global_indexes holds a number that is not a 64-bit index") from None
+    except TypeError as error:
+        raise InvalidTypeError(f"global_indexes must hold ints: {error}") from None
 
 
 def unpack_indexes(data: bytes) -> list[int]:
@@ -214,7 +216,8 @@ class RowOperations:
         return Operation(work(), finish, block.nbytes)
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
-        check_metadata(metadata)
+        for tag in check_metadata(metadata).custom_meta:
+            check_mapping("custom_meta", tag)
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
@@ -285,10 +288,10 @@ def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:
     """(partition, positions in the batch) in first-seen order."""
     names = metadata.partition_ids
     if names and names.count(names[0]) == len(names):
-        return [(names[0], np.arange(len(names)))]
+        return [(check_text("partition_ids of metadata", names[0]), np.arange(len(names)))]
     groups: dict[str, list[int]] = {}
     for position, partition in enumerate(names):
-        groups.setdefault(partition, []).append(position)
+        groups.setdefault(check_text("partition_ids of metadata", partition), []).append(position)
     return [(partition, np.asarray(positions, np.int64)) for partition, positions in groups.items()]
 
 

@@ -40,9 +40,7 @@ def encode(
     Raises InvalidInputError for bad names, lengths, dtypes or layouts, InvalidTypeError for values that cannot be
     stored, UnsupportedFieldError for a nested TensorDict.
     """
-    values = _values(fields)
-    for name in values:
-        _check_name(name)
+    values = {_checked_name(name): value for name, value in _values(fields).items()}
     total = _row_count(fields, values) if rows is None else rows
     if isinstance(fields, TensorDictBase) and list(fields.batch_size[:1]) != [total]:
         raise InvalidInputError(
@@ -85,18 +83,19 @@ def _row_count(fields: TensorDictBase | Mapping[str, Any], values: Mapping[str, 
             raise _inconsistent(name, "a tensor without dimensions", "a row axis")
         if hasattr(value, "__len__") and not isinstance(value, (str, bytes)):
             return len(value) if not isinstance(value, torch.Tensor) else int(value.size(0))
-    raise InvalidInputError("no field tells how many rows there are; give rows=")
+    raise InvalidInputError("no field tells how many rows there are: give tensors or lists, with an entry a row")
 
 
-def _check_name(name: Any) -> None:
+def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
         raise InvalidTypeError(f"field names must be strings, not {type(name).__name__}")
     if not 1 <= len(name) <= NAME_CHARACTERS:
         raise InvalidInputError(
             f"field name {name[:20]!r} has {len(name)} characters; names have 1 to {NAME_CHARACTERS} characters"
         )
-    if "/" in name or not name.isprintable():
-        raise InvalidInputError(f"field name {name!r} contains a slash or a character that is not printable")
+    if not name.isprintable():
+        raise InvalidInputError(f"field name {name!r} contains a character that is not printable")
+    return str.__str__(name)
 
 
 def _inconsistent(name: str, found: object, expected: object) -> InvalidInputError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transfer_queue.compat.utilities import get_node_ip_address
 from transfer_queue.config.document import parse_bytes
-from transfer_queue.config.processes import ControllerConfig, SamplerChoice
+from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 from transfer_queue.launch.actor_class import ActorClass, SimpleStorageUnit, TransferQueueController
 from transfer_queue.launch.conf import sampler_choice
@@ -47,13 +47,12 @@ class ControllerHost(ControllerCalls):
             sampler if isinstance(sampler, type) else type(sampler), BaseSampler
         ):
             raise InvalidTypeError(f"sampler must be a BaseSampler, its class or its name, not {sampler!r}")
-        name, arguments = sampler_choice(sampler)
         config = ControllerConfig(
             name="queue",
             host=host or get_node_ip_address(),
             port=0,
             metrics_port=0,
-            sampler=SamplerChoice(name=name, args=arguments),
+            sampler=sampler_choice(sampler),
             polling_mode=polling_mode,
         )
         super().__init__()

@@ -15,6 +15,7 @@ __all__ = ["MODULES", "install_finder", "legacy_attribute", "legacy_names"]
 
 _INFO = "transfer_queue.config.server_info"
 _PLUGINS = "transfer_queue.compat.plugins"
+_REGISTRY = "transfer_queue.storage.registered.registry"
 _UTILITIES = "transfer_queue.compat.utilities"
 _ACTORS = "transfer_queue.launch.actor_class"
 _PLACEMENT = "transfer_queue.compat.placement"
@@ -35,20 +36,23 @@ _COMMON = {
 }
 _ENUMS = {"ExplicitEnum": _INFO, "Role": _INFO, "ProductionStatus": "transfer_queue.metadata"}
 _OLD_ENUMS = {"TransferQueueRole": f"{_INFO}:Role"}
+_PACKING = dict.fromkeys(
+    ("batch_decode_from", "batch_encode_into", "calc_packed_size", "pack_into", "unpack_from"), "transfer_queue.columns"
+)
 _ERROR = {"StorageKeyNotFoundError": "transfer_queue.errors"}
-_MANAGER_BASE = {"StorageManager": _PLUGINS, "StorageManagerFactory": _PLUGINS, "KVStorageManager": _PLUGINS}
+_MANAGER_BASE = {"StorageManager": _REGISTRY, "StorageManagerFactory": _PLUGINS, "KVStorageManager": _REGISTRY}
 _OLD_MANAGER_BASE = {
-    "TransferQueueStorageManager": f"{_PLUGINS}:StorageManager",
+    "TransferQueueStorageManager": f"{_REGISTRY}:StorageManager",
     "TransferQueueStorageManagerFactory": f"{_PLUGINS}:StorageManagerFactory",
 }
 _SIMPLE = {"AsyncSimpleStorageManager": _PLUGINS}
 _MOONCAKE = {"MooncakeStorageManager": _PLUGINS}
 _YUANRONG = {"YuanrongStorageManager": _PLUGINS}
 _RAY = {"RayStorageManager": _PLUGINS}
-_CLIENT_BASE = {"StorageKVClient": _PLUGINS, "StorageClientFactory": _PLUGINS}
+_CLIENT_BASE = {"StorageKVClient": _REGISTRY, "StorageClientFactory": _REGISTRY}
 _OLD_CLIENT_BASE = {
-    "TransferQueueStorageKVClient": f"{_PLUGINS}:StorageKVClient",
-    "TransferQueueStorageClientFactory": f"{_PLUGINS}:StorageClientFactory",
+    "TransferQueueStorageKVClient": f"{_REGISTRY}:StorageKVClient",
+    "TransferQueueStorageClientFactory": f"{_REGISTRY}:StorageClientFactory",
 }
 _UNIT = {
     "StorageUnitData": "transfer_queue.compat.unit_data",
@@ -86,15 +90,15 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "transfer_queue.storage.clients.yuanrong_client": {"YuanrongStorageClient": _PLUGINS},
     "transfer_queue.storage.clients.ray_storage_client": {"RayStorageClient": _PLUGINS},
-    "transfer_queue.storage.bootstrap": {"StorageBootstrapProvider": _PLUGINS},
-    "transfer_queue.storage.bootstrap.provider": {"StorageBootstrapProvider": _PLUGINS},
+    "transfer_queue.storage.bootstrap": {"StorageBootstrapProvider": _REGISTRY},
+    "transfer_queue.storage.bootstrap.provider": {"StorageBootstrapProvider": _REGISTRY},
     "transfer_queue.utils": {},
     "transfer_queue.utils.zmq_utils": _ADDRESSES,
     "transfer_queue.utils.common": _COMMON,
     "transfer_queue.utils.utils": {**_COMMON, **_ENUMS, **_OLD_ENUMS},
     "transfer_queue.utils.enum_utils": {**_ENUMS, **_OLD_ENUMS},
     "transfer_queue.utils.logging_utils": {"get_logger": _UTILITIES},
-    "transfer_queue.utils.serial_utils": {},
+    "transfer_queue.utils.serial_utils": _PACKING,
 }
 """Module -> name -> where it is: ``module`` or, if it is called otherwise there, ``module:name``."""
 

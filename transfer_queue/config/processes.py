@@ -30,6 +30,9 @@ class SamplerChoice(Document):
 
     name: str = "SequentialSampler"
     args: dict[str, Any] = Field(default_factory=dict)
+    pickled: str | None = None
+    """Base64 of the pickled class or instance, if no module that can be imported has it; ``name`` then only tells what
+    it is. Whoever writes these settings has the controller run what it likes, as with ``name``."""
 
 
 class BackendChoice(Document):

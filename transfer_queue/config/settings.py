@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from transfer_queue.config.document import parse_bytes
+from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.errors import ConfigError
 
 __all__ = ["check_settings"]
@@ -36,6 +38,15 @@ def _never(reason: str) -> Callable[[object], str]:
     return lambda value: "" if value is False else reason
 
 
+def _capacity(value: object) -> str:
+    try:
+        size = parse_bytes(value)
+    except ValueError as error:
+        return f"is wrong: {error}"
+    ok = type(size) is int and size >= SMALLEST_CAPACITY
+    return "" if ok else f"must be a number of bytes from {SMALLEST_CAPACITY} on, such as 64Gi"
+
+
 _CHECKS: dict[str, Callable[[object], str]] = {
     "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
     "metrics.enabled": _flag,
@@ -43,10 +54,12 @@ _CHECKS: dict[str, Callable[[object], str]] = {
     "controller.polling_mode": _flag,
     f"{SIMPLE}.num_data_storage_units": _whole(1),
     f"{SIMPLE}.total_storage_size": _whole(1),
+    f"{SIMPLE}.unit_capacity": _capacity,
     f"{SIMPLE}.ssd_offload.enabled": _flag,
     f"{SIMPLE}.ssd_offload.threshold_bytes": _whole(0),
     f"{SIMPLE}.ssd_offload.glibc_mmap_threshold_bytes": _whole(0),
     f"{MOONCAKE}.auto_init": _flag,
+    f"{MOONCAKE}.global_segment_size": _capacity,
     f"{MOONCAKE}.offload.enabled": _never(
         "is not available: nothing that is unread is evicted; leave it false and give the store more segments"
     ),
@@ -67,6 +80,7 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
     Raises ConfigError naming the entry. Warns (UserWarning) of entries without effect; logs unknown ones, which are
     kept, since programs put their own there.
     """
+    _check_sections(given, known)
     entries = dict(_leaves(known))
     for path, value in _leaves(given):
         if value is None:
@@ -83,6 +97,16 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
         elif path.startswith(tuple(f"{section}." for section in _IN_EFFECT)) and not _is_known(path, entries):
             siblings = sorted(name for name in entries if name.rpartition(".")[0] == path.rpartition(".")[0])
             log.warning("conf: %s is not a setting and has no effect; near it there are: %s", path, ", ".join(siblings))
+
+
+def _check_sections(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> None:
+    for name, section in known.items():
+        value = given.get(name)
+        if not isinstance(section, Mapping) or value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{prefix}{name}: expected a mapping of settings, got {value!r}")
+        _check_sections(value, section, f"{prefix}{name}.")
 
 
 def _is_known(path: str, entries: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
-from transfer_queue.client.arguments import check_lease
+from transfer_queue.client.arguments import check_fields, check_flag, check_lease, check_partition, check_text
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client, get_client, queue_named_by
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
@@ -107,6 +107,14 @@ class StreamingDataset(IterableDataset[Any]):
                 raise InvalidInputError(f"{name} must be greater than or equal to {least}; got {value}")
         if isinstance(data_fields, str) or not data_fields:
             raise InvalidInputError(f"data_fields must be a list of at least one field name; got {data_fields!r}")
+        check_fields("data_fields", data_fields)
+        check_partition(partition_id)
+        if not check_text("task_name", task_name):
+            raise InvalidInputError("task_name must not be empty: consumption is counted per task")
+        check_flag("should_check_consumption_status", should_check_consumption_status)
+        for name, function in (("fetch_batch_fn", fetch_batch_fn), ("process_batch_fn", process_batch_fn)):
+            if function is not None and not callable(function):
+                raise InvalidTypeError(f"{name} must be a function, not {type(function).__name__}")
         if process_batch_fn is None and micro_batch_size > batch_size:
             raise InvalidInputError(f"micro_batch_size {micro_batch_size} is larger than batch_size {batch_size}")
         self.config = config
@@ -145,7 +153,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def step(self, partition_id: str) -> None:
         """Drop the buffer and go on with another partition."""
-        self.partition_id = partition_id
+        self.partition_id = check_partition(partition_id)
         self._buffer = {}
         self._move(Cursor(0, 0))
 
@@ -320,7 +328,7 @@ class StreamingDataset(IterableDataset[Any]):
                 self.lease,
             )
         else:
-            td, meta = self.fetch_batch_fn(
+            found = self.fetch_batch_fn(
                 tq_client=self.client,
                 data_fields=self.data_fields,
                 batch_size=rows,
@@ -329,6 +337,9 @@ class StreamingDataset(IterableDataset[Any]):
                 sampling_config=sampling_config,
                 batch_index=number,
             )
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise InvalidTypeError(f"fetch_batch_fn must return (TensorDict or None, BatchMeta), not {found!r:.80}")
+            td, meta = found
         if td is None:
             return None
         if (self.client.default_lease if self.lease is None else self.lease) > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 import inspect
 import os
@@ -9,22 +10,35 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 import transfer_queue.sampler
 from transfer_queue.config.document import parse_bytes, validate_document
+from transfer_queue.config.processes import SamplerChoice
 from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.config.settings import check_settings
-from transfer_queue.errors import ConfigError, InvalidTypeError
+from transfer_queue.errors import ConfigError, InvalidTypeError, StartError
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.mooncake_conf import with_mooncake
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.ray_placement import RaySettings
 from transfer_queue.sampler import BaseSampler
+from transfer_queue.storage.registered.registry import StorageBootstrapProvider, StorageManagerFactory
 
-__all__ = ["MissingSectionError", "merge_settings", "plan_queue", "ray_settings", "sampler_choice", "start_local"]
+__all__ = [
+    "MissingSectionError",
+    "merge_settings",
+    "plan_queue",
+    "ray_settings",
+    "sampler_choice",
+    "start_local",
+    "start_store",
+]
 
+_UNLIMITED = 2**50
+"""Bytes; of a store whose limits are its own."""
 _KINDS = {"SimpleStorage": "simple", "MooncakeStore": "mooncake", "RayStore": "ray"}
 
 
@@ -40,8 +54,26 @@ def start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalStack
     Raises ConfigError before anything is started, StartError.
     """
     merged = merge_settings(conf)
-    stack = LocalStack(plan_queue(merged)).start()
-    return stack, _with_addresses(merged, stack)
+    resources = start_store(merged)
+    stack = LocalStack(plan_queue(merged))
+    stack.resources = resources
+    return stack, _with_addresses(merged, stack.start())
+
+
+def start_store(merged: DictConfig, *, allow_ray: bool = False) -> Any:
+    """Run the bootstrap of a registered storage manager, which may change ``merged``; returns what it started.
+
+    None for other backends and where none is registered. Raises ConfigError before it runs, StartError if it fails.
+    """
+    plan_queue(merged, allow_ray=allow_ray)
+    name = merged.backend.storage_backend
+    provider = StorageBootstrapProvider.get_provider(name)
+    if name in _KINDS or provider is None:
+        return None
+    try:
+        return provider(merged)
+    except Exception as error:  # boundary of a user's function
+        raise StartError(f"the bootstrap of backend {name!r} failed: {type(error).__name__}: {error}") from error
 
 
 def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
@@ -54,30 +86,50 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         raise MissingSectionError(f"backend.storage_backend: {kind!r}: Missing key backend.{kind}")
     if kind == "RayStore" and not allow_ray:
         raise ConfigError("backend.storage_backend: 'RayStore' needs Ray; call ray.init() before transfer_queue.init()")
-    if kind not in _KINDS:
+    registered = kind not in _KINDS and StorageManagerFactory.stores_by_itself(kind)
+    if kind not in _KINDS and not registered:
         raise ConfigError(
             f"backend.storage_backend: {kind!r} cannot be started by init(); start its servers as docs/backends.md "
-            "says and attach through TQ_CONFIG_FILE, or use SimpleStorage. A backend of your own is plugged in through "
-            "the entry-point group transfer_queue.backends"
+            "says and attach through TQ_CONFIG_FILE, or use SimpleStorage. A backend of your own is a "
+            "StorageManager registered under this name, or a package with the entry-point group transfer_queue.backends"
         )
     simple = merged.backend.SimpleStorage
-    name, arguments = sampler_choice(merged.controller.sampler)
     capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
     plan = default_plan(
-        units=int(simple.num_data_storage_units),
+        sampler_choice(merged.controller.sampler),
+        units=1 if registered else int(simple.num_data_storage_units),
         unit_capacity=cast("int", parse_bytes(capacity)),
-        sampler=name,
-        sampler_args=arguments,
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
     )
     metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
     controller = plan.controller.model_copy(update={"metrics_port": metrics_port})
     plan = replace(plan, controller=controller, layout=merged.layout)
+    if registered:
+        return _with_manager(plan, kind, merged.backend[kind])
     if kind == "SimpleStorage":
         return _with_spill(plan, simple.ssd_offload)
     plan = plan.with_backend_kind(_KINDS[kind])
     return with_mooncake(plan, merged.backend.MooncakeStore, in_ray=allow_ray) if kind == "MooncakeStore" else plan
+
+
+def _with_manager(plan: LocalPlan, name: str, section: Any) -> LocalPlan:
+    """One storage unit, which keeps the account of what lies in the manager's store."""
+    where = f"backend.{name}"
+    plain = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else (section or {})
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{where}: expected a mapping of settings, got {type(plain).__name__}")
+    try:
+        msgspec.json.encode(plain)
+    except TypeError as error:
+        raise ConfigError(f"{where}: other processes get these settings too, so they must be plain: {error}") from None
+    try:
+        capacity = cast("int", parse_bytes(plain.get("unit_capacity", _UNLIMITED)))
+    except ValueError as error:
+        raise ConfigError(f"{where}.unit_capacity: {error}") from None
+    units = tuple(unit.model_copy(update={"capacity": capacity}) for unit in plan.units)
+    plan = replace(plan, units=units).with_backend_kind("registered")
+    return plan.with_backend_settings({"manager": name, "section": plain})
 
 
 def _with_spill(plan: LocalPlan, section: Any) -> LocalPlan:
@@ -101,12 +153,23 @@ def merge_settings(conf: DictConfig | Mapping[str, Any] | None, *, in_ray: bool 
     """
     flags = {"allow_objects": True}
     packaged = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
-    defaults = OmegaConf.create(packaged, flags=flags)
+    defaults = cast("DictConfig", OmegaConf.create(packaged, flags=flags))
     given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf or {}), flags=flags)
     check_settings(_plain(given), _plain(defaults), in_ray=in_ray)
     merged = cast("DictConfig", OmegaConf.merge(defaults, given))
+    _fill_sections(merged, defaults)
     ray_settings(merged)
     return merged
+
+
+def _fill_sections(merged: DictConfig, defaults: DictConfig) -> None:
+    """A section that was left empty, as YAML has it, is that of the defaults."""
+    for name, section in defaults.items():
+        if isinstance(section, DictConfig):
+            if merged[name] is None:
+                merged[name] = section
+            else:
+                _fill_sections(merged[name], section)
 
 
 def ray_settings(merged: DictConfig) -> RaySettings:
@@ -136,23 +199,42 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     return merged
 
 
-def sampler_choice(given: object) -> tuple[str, dict[str, Any]]:
-    """A sampler by name, class or instance as (name, arguments): it is made again in the controller's process."""
+def sampler_choice(given: object) -> SamplerChoice:
+    """A sampler by name, class or instance, so that it can be made again in the controller's process.
+
+    A class that no module has by its name, as those of ``__main__`` and of notebooks, goes there pickled by value, and
+    so does an instance of it. Raises ConfigError, InvalidTypeError.
+    """
     if isinstance(given, str):
         if ":" not in given and given not in transfer_queue.sampler.__all__:
             raise ConfigError(f"controller.sampler: Could not find sampler {given!r}; or write package.module:Class")
-        return given, {}
+        return SamplerChoice(name=given)
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, BaseSampler):
         raise InvalidTypeError(f"controller.sampler must be a sampler, its class or its name, not {kind.__name__}")
+    name = f"{kind.__module__}:{kind.__qualname__}"
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise ConfigError(f"controller.sampler: {kind.__qualname__} must be defined at the top of an importable module")
+        return SamplerChoice(name=name, pickled=_pickled(given, kind))
     arguments = {}
     if not isinstance(given, type):
-        for name, parameter in inspect.signature(kind).parameters.items():
+        for parameter in inspect.signature(kind).parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            if not hasattr(given, name):
-                raise ConfigError(f"controller.sampler: {kind.__name__} must keep its argument {name} as an attribute")
-            arguments[name] = getattr(given, name)
-    return f"{kind.__module__}:{kind.__qualname__}", arguments
+            if not hasattr(given, parameter.name):
+                raise ConfigError(
+                    f"controller.sampler: {kind.__name__} must keep its argument {parameter.name} as an attribute"
+                )
+            arguments[parameter.name] = getattr(given, parameter.name)
+    return SamplerChoice(name=name, args=arguments)
+
+
+def _pickled(sampler: object, kind: type) -> str:
+    import cloudpickle
+
+    try:
+        return base64.b64encode(cloudpickle.dumps(sampler)).decode()
+    except Exception as error:  # boundary: whatever a user's class refers to
+        raise ConfigError(
+            f"controller.sampler: {kind.__qualname__} cannot be pickled for the controller ({error}); "
+            "keep locks, connections and open files out of it, or define it at the top of an importable module"
+        ) from error

@@ -46,6 +46,8 @@ class LocalStack:
         self._master: MasterProcess | None = None
         self._controller: ServerProcess | None = None
         self._units: list[ServerProcess] = []
+        self.resources: Any = None
+        """What the bootstrap of a registered storage manager started: kept as long as the queue."""
 
     def start(self, progress: Progress = lambda what, after: None) -> LocalStack:
         """Return when every process serves. Raises StartError with one line; then nothing is left running. A sampler
@@ -130,7 +132,7 @@ class LocalStack:
             stop_all([self._controller])
         if self._master:
             self._master.stop()
-        self._units, self._controller, self._master = [], None, None
+        self._units, self._controller, self._master, self.resources = [], None, None, None
         if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -144,11 +146,10 @@ class LocalStack:
 
 
 def default_plan(
+    sampler: SamplerChoice | None = None,
     *,
     units: int = 2,
     unit_capacity: int = 2**30,
-    sampler: str = "SequentialSampler",
-    sampler_args: dict[str, Any] | None = None,
     polling_mode: bool = False,
     sample_capacity: int | None = None,
 ) -> LocalPlan:
@@ -160,7 +161,7 @@ def default_plan(
             host=HOST,
             port=0,
             metrics_port=0,
-            sampler=SamplerChoice(name=sampler, args=sampler_args or {}),
+            sampler=sampler or SamplerChoice(),
             polling_mode=polling_mode,
             sample_capacity=sample_capacity,
             expected_units=units,

@@ -19,7 +19,7 @@ from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.launch import actor_class
-from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings
+from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings, start_store
 from transfer_queue.launch.ray_actors import MAX_CALLS
 from transfer_queue.launch.ray_placement import RaySettings, place_units, view_nodes
 
@@ -46,6 +46,8 @@ class RayQueue:
         self._controller = controller
         self._settings = settings
         self._end: Any = None
+        self.resources: Any = None
+        """What the bootstrap of a registered storage manager started: kept as long as this."""
 
     def when_ended(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with the reason once the controller has ended, from a thread of Ray's."""
@@ -142,6 +144,7 @@ def _attach(settings: RaySettings) -> RayQueue | None:
 
 
 def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
+    resources = start_store(merged, allow_ray=True)
     plan = plan_queue(merged, allow_ray=True)
     resource = merged.backend.SimpleStorage.required_node_resource
     nodes = place_units(view_nodes(ray.nodes()), len(plan.units), settings, resource)
@@ -175,7 +178,9 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
         for actor in reversed(started):
             ray.kill(actor, no_restart=True)
         raise
-    return RayQueue(controller, config, settings, created=True)
+    queue = RayQueue(controller, config, settings, created=True)
+    queue.resources = resources
+    return queue
 
 
 def _start_units(

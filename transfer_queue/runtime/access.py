@@ -289,6 +289,8 @@ class GuardedStore:
         elif isinstance(message, wire.Open):
             for block in message.blocks:
                 principal.check(verb, _CONSUME, self._scopes.get(block, ""))
+        elif isinstance(message, wire.Sweep):
+            principal.check(verb, _CONSUME, None)
         elif isinstance(message, wire.Stats):
             principal.check(verb, _USE, "" if not principal.prefixes else principal.prefixes[0])
         else:

@@ -127,6 +127,9 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Give up connections and buffers. Idempotent."""
 
+    # A backend that outlives its client's session also has ``renew(context) -> bool``: called in a new session, with
+    # the context of that; False if it cannot go on, and then it is closed and another one opened.
+
 
 class Channel(Protocol):
     """A connection to a server: requests go out, replies come back in any order. Given by the runtime."""
@@ -174,6 +177,8 @@ class BackendContext:
     """Open a channel to ``host:port`` of a unit. Raises ConnectionLostError."""
     run_copy: Callable[[Callable[[], T]], Awaitable[T]]
     """Run a long copy or blocking call on the client's worker thread (there is one); the loop stays responsive."""
+    controller: str = ""
+    """``host:port`` of the controller."""
     scopes: dict[int, str] = field(default_factory=dict)
     """Block -> partition of the puts under way, where storage units keep tenants apart; else empty."""
 

@@ -47,6 +47,10 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
         "UNIT": "transfer_queue.storage.mooncake.unit",
         "TESTING": "transfer_queue.storage.mooncake.testing",
     },
+    "registered": {
+        "CLIENT": "transfer_queue.storage.registered.client",
+        "UNIT": "transfer_queue.storage.registered.unit",
+    },
     "ray": {
         "CLIENT": "transfer_queue.storage.ray.client",
         "UNIT": "transfer_queue.storage.ray.unit",
@@ -61,9 +65,9 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
 
 
 def backend_names() -> list[str]:
-    """Names that ``open_backend`` accepts, sorted."""
+    """Names that a queue may choose, sorted; without ``registered``, which stands for managers of programs' own."""
     found = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    return sorted(found | set(_BUILT_IN))
+    return sorted(found | set(_BUILT_IN) - {"registered"})
 
 
 async def open_backend(kind: str, context: BackendContext) -> Backend:

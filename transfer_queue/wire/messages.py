@@ -53,6 +53,8 @@ __all__ = [
     "Stats",
     "Stored",
     "SubBlocks",
+    "Sweep",
+    "Swept",
     "Trace",
     "UnitInfo",
     "UnitReply",
@@ -65,7 +67,11 @@ __all__ = [
 
 
 def _plain_value(value: Any) -> Any:
-    """Scalars of numpy and torch in tags and parameters travel as plain numbers."""
+    """Scalars of numpy and torch in tags and parameters travel as plain numbers, subclasses of plain types as these."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     raise InvalidTypeError(
@@ -386,6 +392,14 @@ class Release(Message, frozen=True, tag=True, omit_defaults=True):
     lease: int
 
 
+class Sweep(Message, frozen=True, tag=True, omit_defaults=True):
+    """Which dead blocks is this client to remove from a store that only clients reach? ``removed``: those it removed
+    (i64 bytes). Answer: Swept, as soon as there are any or ``wait_s`` seconds have passed."""
+
+    removed: bytes = b""
+    wait_s: float = 0.0
+
+
 class Stats(Message, frozen=True, tag=True, omit_defaults=True):
     """Answer: Stored."""
 
@@ -415,6 +429,13 @@ class Stored(Message, frozen=True, tag=True, omit_defaults=True):
 class SubBlocks(Message, frozen=True, tag=True, omit_defaults=True):
     """Bytes of each sub-block in the payload."""
 
+    sizes: list[int]
+
+
+class Swept(Message, frozen=True, tag=True, omit_defaults=True):
+    """Dead blocks (i64 bytes). The payload is what their writers left about each; ``sizes``: bytes of each of these."""
+
+    blocks: bytes
     sizes: list[int]
 
 
@@ -454,5 +475,5 @@ ControllerRequest = (
     | _Command
 )
 ControllerReply = Captured | Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
-UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats
-UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | commands.Done
+UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats | Sweep
+UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | Swept | commands.Done

@@ -88,6 +88,7 @@ UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Seal": lambda block, scope: wire.Seal(block),
     "Read": lambda block, scope: wire.Read([wire.ReadPart(block)]),
     "Open": lambda block, scope: wire.Open([block]),
+    "Sweep": lambda block, scope: wire.Sweep(),
 }
 OTHERWISE_TESTED = {
     "Hello", "Announce", "Cancel", "Holding", "Join", "UnitReport", "ReportOrphans", "ListPartitions", "Abort",

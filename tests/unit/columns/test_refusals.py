@@ -59,7 +59,6 @@ def stack(*values: Any) -> NonTensorStack:
         ),
         ({"n" * 256: torch.zeros(2)}, 2, InvalidInputError, "has 256 characters"),
         ({"n" * 10_000: torch.zeros(2)}, 2, InvalidInputError, "has 10000 characters"),
-        ({"a/b": torch.zeros(2)}, 2, InvalidInputError, "slash"),
         ({"a\ud800": torch.zeros(2)}, 2, InvalidInputError, "not printable"),
         ({5: torch.zeros(2)}, 2, InvalidTypeError, "must be strings"),
         ({"f": 5}, 1, InvalidTypeError, "field 'f' is a int"),
@@ -74,7 +73,7 @@ def stack(*values: Any) -> NonTensorStack:
             r"field 'f', row 0: a .*Opaque can only be stored by pick",
         ),
         ([torch.zeros(2)], 2, InvalidTypeError, "fields must be a TensorDict or a mapping"),
-        ({}, None, InvalidInputError, "give rows="),
+        ({}, None, InvalidInputError, "with an entry a row"),
     ],
 )
 def test_bad_batches_are_refused(batch: Any, rows: int | None, error: type[Exception], text: str) -> None:

@@ -11,18 +11,16 @@ import concurrent.futures
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transfer_queue.errors import (
-    CapacityError,
     ConnectionLostError,
     RequestError,
     StartError,
-    StorageKeyNotFoundError,
     TransferQueueError,
 )
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
+from transfer_queue.storage.ledger import Ledger
 from transfer_queue.storage.yuanrong.worker import Worker, YuanrongSettings, block_key, open_worker, parse_settings
 from transfer_queue.wire import messages as wire
 
@@ -32,13 +30,6 @@ T = TypeVar("T")
 _WATCH_S = 1.0
 
 
-@dataclass(eq=False)
-class _Entry:
-    nbytes: int
-    writer: Peer
-    sealed: bool = False
-
-
 class YuanrongStore:
     """See ``storage.base.UnitStore`` and ``ClientServing``."""
 
@@ -46,12 +37,8 @@ class YuanrongStore:
         self._context = context
         self._settings = settings
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-yuanrong")
-        self._entries: dict[int, _Entry] = {}
-        self._used = 0
-        self._writers: dict[int, int] = {}
+        self._ledger = Ledger(context.name, context.capacity)
         self._prefix = ""
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()
         self._reachable = True
         self._deleting: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -74,20 +61,20 @@ class YuanrongStore:
         pass
 
     async def free(self, blocks: Sequence[int]) -> None:
-        await self._delete([number for number in blocks if number in self._entries])
+        await self._delete(blocks)
 
     async def inventory(self) -> list[int]:
-        return list(self._entries)
+        return list(self._ledger.entries)
 
     def stats(self) -> UnitStats:
-        return UnitStats(self._context.capacity, self._used, len(self._entries))
+        return self._ledger.stats()
 
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
             try:
-                await self._delete(list(self._entries))
+                await self._delete(list(self._ledger.entries))
                 await self._do(lambda: self._worker.delete([self._sentinel]))
             except TransferQueueError as error:
                 self._context.log(f"blocks were left in the worker: {error}")
@@ -96,16 +83,13 @@ class YuanrongStore:
     # ------------------------------------------------------------------------------------------------ ClientServing
 
     def connected(self, peer: Peer) -> dict[str, Any]:
-        self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
+        self._ledger.connected(peer)
         return {}
 
     def disconnected(self, peer: Peer) -> list[int]:
-        self._delete_soon([number for number, each in self._entries.items() if each.writer is peer and not each.sealed])
-        self._writers[peer.writer] -= 1
-        if self._writers[peer.writer]:
-            return []
-        del self._writers[peer.writer]
-        return [number for number in self._entries if number >> 32 == peer.writer]
+        unsealed, orphans = self._ledger.disconnected(peer)
+        self._delete_soon(unsealed)
+        return orphans
 
     def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
         raise RequestError(f"{type(message).__name__} takes no payload")
@@ -114,45 +98,19 @@ class YuanrongStore:
         if isinstance(message, wire.Alloc):
             return self._alloc(peer, message)
         if isinstance(message, wire.Seal):
-            return self._seal(peer, message)
+            self._ledger.seal(peer, message.block)
+            return Served(wire.Stored(self.stats()))
         if isinstance(message, wire.Stats):
             return Served(wire.Stored(self.stats()))
         raise RequestError(f"{type(message).__name__} is not a request of a yuanrong storage unit")
 
     def notice(self, peer: Peer, message: Any) -> None:
-        if isinstance(message, wire.Abort) and message.block >> 32 == peer.writer and message.block in self._entries:
+        if isinstance(message, wire.Abort) and message.block >> 32 == peer.writer:
             self._delete_soon([message.block])
 
     async def _alloc(self, peer: Peer, message: wire.Alloc) -> Served:
-        if message.block in self._entries or message.block >> 32 != peer.writer:
-            raise RequestError(f"block {message.block:#x} exists already, or belongs to another writer")
-        capacity, problem = self._context.capacity, f"no capacity for {message.nbytes} bytes on {self._context.name}"
-        if message.nbytes > capacity:
-            raise CapacityError(f"{problem}: it has {capacity}; put smaller batches")
-        deadline = asyncio.get_running_loop().time() + message.wait_s
-        async with self._turn:  # first come, first served: small blocks may not starve a large one
-            while self._used + message.nbytes > capacity:
-                left = deadline - asyncio.get_running_loop().time()
-                self._freed.clear()
-                try:
-                    await asyncio.wait_for(self._freed.wait(), max(0.0, left))
-                except (TimeoutError, asyncio.TimeoutError):
-                    raise CapacityError(
-                        f"{problem}: {self._used} of {capacity} are used and none became free within "
-                        f"{message.wait_s:g} s; clear consumed rows or add storage"
-                    ) from None
-            if message.block in self._entries or peer.writer not in self._writers:
-                raise RequestError(f"block {message.block:#x} exists already, or its writer is gone")
-            self._entries[message.block] = _Entry(message.nbytes, peer)
-            self._used += message.nbytes
+        await self._ledger.alloc(peer, message)
         return Served(wire.Extent(0))
-
-    def _seal(self, peer: Peer, message: wire.Seal) -> Served:
-        entry = self._entries.get(message.block)
-        if entry is None or entry.writer is not peer:
-            raise StorageKeyNotFoundError(f"block {message.block:#x} is not being written over this connection")
-        entry.sealed = True
-        return Served(wire.Stored(self.stats()))
 
     # ----------------------------------------------------------------------------------------------------- deleting
 
@@ -162,18 +120,17 @@ class YuanrongStore:
             self._deleting.add(task)
             task.add_done_callback(self._deleting.discard)
 
-    async def _delete(self, blocks: list[int]) -> None:
+    async def _delete(self, blocks: Sequence[int]) -> None:
         """Forget blocks at once; their space counts as free when the worker has deleted them."""
-        entries = [self._entries.pop(number) for number in blocks if number in self._entries]
-        keys = [block_key(self._prefix, number) for number in blocks]
+        removed = self._ledger.remove(blocks)
+        keys = [block_key(self._prefix, number) for number in removed]
         try:
             if keys:
                 await self._do(lambda: self._worker.delete(keys))
         except TransferQueueError as error:
             self._context.log(f"{len(keys)} blocks could not be deleted: {error}")
         finally:
-            self._used -= sum(entry.nbytes for entry in entries)
-            self._freed.set()
+            self._ledger.recycle(removed)
 
     # -------------------------------------------------------------------------------------------------------- watch
 
@@ -207,9 +164,7 @@ class YuanrongStore:
             self._reachable = True
             if not there:
                 self._context.log("the data system lost this unit's blocks: its worker was restarted")
-                self._entries.clear()
-                self._used = 0
-                self._freed.set()
+                self._ledger.recycle(self._ledger.remove(list(self._ledger.entries)))
                 self._context.lost()
 
     async def _do(self, job: Callable[[], T]) -> T:

@@ -1,0 +1,94 @@
+"""The account of a storage unit whose blocks lie outside of its process: clients ask for space, store, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError
+from transfer_queue.storage.base import Peer, UnitStats
+from transfer_queue.wire.messages import Alloc
+
+__all__ = ["Entry", "Ledger"]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A block that has its space."""
+
+    nbytes: int
+    writer: Peer
+    sealed: bool = False
+    note: bytes = b""
+    """What readers need to know besides, where the writer left something."""
+
+
+class Ledger:
+    """What is there, whose it is, and how much room is left. On the unit's loop only."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._name = name
+        self._capacity = capacity
+        self._used = 0
+        self._writers: dict[int, int] = {}
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def stats(self) -> UnitStats:
+        return UnitStats(self._capacity, self._used, len(self.entries))
+
+    def connected(self, peer: Peer) -> None:
+        self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
+
+    def disconnected(self, peer: Peer) -> tuple[list[int], list[int]]:
+        """(blocks that this connection was writing, blocks that may lack a commit if it was its writer's last)."""
+        unsealed = [number for number, each in self.entries.items() if each.writer is peer and not each.sealed]
+        self._writers[peer.writer] -= 1
+        if self._writers[peer.writer]:
+            return unsealed, []
+        del self._writers[peer.writer]
+        return unsealed, [number for number in self.entries if number >> 32 == peer.writer]
+
+    def is_connected(self, writer: int) -> bool:
+        return writer in self._writers
+
+    async def alloc(self, peer: Peer, message: Alloc) -> None:
+        """Set space aside. Raises CapacityError after ``message.wait_s`` seconds without it, RequestError."""
+        if message.block in self.entries or message.block >> 32 != peer.writer:
+            raise RequestError(f"block {message.block:#x} exists already, or belongs to another writer")
+        capacity, problem = self._capacity, f"no capacity for {message.nbytes} bytes on {self._name}"
+        if message.nbytes > capacity:
+            raise CapacityError(f"{problem}: it has {capacity}; put smaller batches")
+        deadline = asyncio.get_running_loop().time() + message.wait_s
+        async with self._turn:  # first come, first served: small blocks may not starve a large one
+            while self._used + message.nbytes > capacity:
+                left = deadline - asyncio.get_running_loop().time()
+                self._freed.clear()
+                try:
+                    await asyncio.wait_for(self._freed.wait(), max(0.0, left))
+                except (TimeoutError, asyncio.TimeoutError):
+                    raise CapacityError(
+                        f"{problem}: {self._used} of {capacity} are used and none became free within "
+                        f"{message.wait_s:g} s; clear consumed rows or add storage"
+                    ) from None
+            if message.block in self.entries or peer.writer not in self._writers:
+                raise RequestError(f"block {message.block:#x} exists already, or its writer is gone")
+            self.entries[message.block] = Entry(message.nbytes, peer)
+            self._used += message.nbytes
+
+    def seal(self, peer: Peer, block: int, note: bytes = b"") -> None:
+        """The block is stored. Raises StorageKeyNotFoundError for one that is not being written by ``peer``."""
+        entry = self.entries.get(block)
+        if entry is None or entry.writer is not peer:
+            raise StorageKeyNotFoundError(f"block {block:#x} is not being written over this connection")
+        entry.sealed, entry.note = True, note
+
+    def remove(self, blocks: Iterable[int]) -> dict[int, Entry]:
+        """Forget blocks; unknown ones are ignored. Their space is in use until ``recycle``."""
+        return {number: self.entries.pop(number) for number in blocks if number in self.entries}
+
+    def recycle(self, removed: dict[int, Entry]) -> None:
+        self._used -= sum(entry.nbytes for entry in removed.values())
+        self._freed.set()
