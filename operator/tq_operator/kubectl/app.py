@@ -359,7 +359,8 @@ def _link(forwarder: Forwarder) -> Link:
     from transfer_queue.cli.link import Link
     from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 
-    return Link(AttachConfig(controller=ControllerAddresses(addresses=[forwarder.address])))
+    # The first answer comes over a connection that the apiserver and the kubelet have to make.
+    return Link(AttachConfig(controller=ControllerAddresses(addresses=[forwarder.address])), timeout_s=30.0)
 
 
 @contextmanager
