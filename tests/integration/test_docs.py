@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from typer import Typer
 from typer.main import get_command
 
 from tests.integration.stack import ROOT
+from tq_operator.kubectl.app import app as plugin
 from transfer_queue import errors
 from transfer_queue.cli.app import app
 
@@ -29,6 +31,7 @@ PAGES = [
     "guides/unirl.md",
     "guides/verl.md",
     "index.md",
+    "kubectl.md",
     "metrics.md",
     "monitoring.md",
     "quickstart-cluster.md",
@@ -115,10 +118,18 @@ def test_every_error_has_an_entry_in_troubleshooting() -> None:
     assert entries == classes
 
 
-def test_every_command_is_in_the_table_of_commands() -> None:
-    listed = re.findall(r"^\| `tq ([\w-]+)` \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    assert sorted(listed) == sorted(commands)
+@pytest.mark.parametrize(
+    ("page", "program", "commands"), [("command-line.md", "tq", app), ("kubectl.md", "kubectl tq", plugin)]
+)
+def test_every_command_is_in_the_table_of_commands(page: str, program: str, commands: Typer) -> None:
+    listed = re.findall(rf"^\| `{program} ([\w-]+)` \|", (DOCS / page).read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(get_command(commands).commands)  # type: ignore[attr-defined]
+
+
+def test_every_command_of_the_plugin_has_an_example() -> None:
+    examples = "\n".join(block.code for block in blocks("kubectl.md"))
+    for command in get_command(plugin).commands:  # type: ignore[attr-defined]
+        assert f"kubectl tq {command} " in examples, command
 
 
 @pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfer_queue.cli.findings import Finding, Subject, View, fail, ok, warn
@@ -19,7 +19,7 @@ from transfer_queue.errors import ConfigError
 from transfer_queue.launch.plan import plan_local
 from transfer_queue.storage.mooncake.admin import Admin
 
-__all__ = ["controller", "proxy", "resource_file", "settings"]
+__all__ = ["controller", "inside", "proxy", "resource_file", "settings"]
 
 _CLOCK_S = 1.0
 _FULL = 0.9
@@ -80,10 +80,7 @@ def controller(subject: Subject) -> Iterator[Finding]:
         "controller", f"queue {picture['queue']} at {view.address}, backend {view.backend}, {picture['rows']} rows"
     )
     yield _clock(picture)
-    yield from _units(picture)
-    lost = sum(item["lost"] for item in picture["partitions"])
-    if lost:
-        yield fail("rows", f"{lost} rows were lost with a storage unit", "clear them (tq clear) and put them again")
+    yield from inside(picture, reach=True)
     if view.backend == "mooncake":
         yield from _mooncake(view.settings)
 
@@ -97,7 +94,15 @@ def _clock(picture: dict[str, Any]) -> Finding:
     return ok("clock", "as the controller's")
 
 
-def _units(picture: dict[str, Any]) -> Iterator[Finding]:
+def inside(picture: Mapping[str, Any], *, reach: bool = False) -> Iterator[Finding]:
+    """Storage units and rows, as the controller sees them; ``reach``: also whether this machine reaches the units."""
+    yield from _units(picture, reach)
+    lost = sum(item["lost"] for item in picture["partitions"])
+    if lost:
+        yield fail("rows", f"{lost} rows were lost with a storage unit", "clear them (tq clear) and put them again")
+
+
+def _units(picture: Mapping[str, Any], reach: bool) -> Iterator[Finding]:
     units, expected = picture["units"], picture["expected_units"]
     connected = [unit for unit in units if unit["connected"]]
     if len(connected) < expected:
@@ -106,7 +111,7 @@ def _units(picture: dict[str, Any]) -> Iterator[Finding]:
         yield (warn if connected else fail)("storage units", text, fix)
     unreachable = 0
     for unit in connected[:_MOST_UNITS]:
-        if unit["address"] and (reason := _refusal(unit["address"])):
+        if reach and unit["address"] and (reason := _refusal(unit["address"])):
             unreachable += 1
             fix = "open the port to this machine: clients move bytes to and from storage units themselves"
             yield fail("storage units", f"{unit['name']} at {unit['address']}: {reason}", fix)

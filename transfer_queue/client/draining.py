@@ -1,8 +1,8 @@
 """Emptying a storage unit: its blocks are copied to other units, and rows follow them, while everybody goes on.
 
 ``python -m transfer_queue.client.draining --config FILE``, with the StorageUnitConfig of a unit, empties that unit: for
-a hook that runs before the unit's process is ended. It shows the servers what the unit itself shows: under a policy
-that principal needs the role admin for all partitions beside storage.
+a hook that runs before the unit's process is ended, and for ``kubectl tq drain``. It shows the servers what the unit
+itself shows: under a policy that principal needs the role admin for all partitions beside storage.
 """
 
 from __future__ import annotations
@@ -190,9 +190,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code 0: the unit is empty and may end. 1: it is not, standard error says why."""
     parser = argparse.ArgumentParser(prog="transfer_queue.client.draining", description=main.__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings of the storage unit")
-    config = load_document(StorageUnitConfig, parser.parse_args(arguments).config)
+    parser.add_argument("--timeout", type=float, default=0.0, help="give up after so many seconds; 0: never")
+    parser.add_argument("--cancel", action="store_true", help="let the unit take new blocks again")
+    options = parser.parse_args(arguments)
+    config = load_document(StorageUnitConfig, options.config)
     try:
-        done = asyncio.run(drain_unit(config.controller, config.name, security=config.security, retire=True))
+        if options.cancel:
+            asyncio.run(undrain_unit(config.controller, config.name, security=config.security))
+            print(f"{config.name} takes new blocks again", file=sys.stderr)
+            return 0
+        done = asyncio.run(
+            drain_unit(
+                config.controller,
+                config.name,
+                security=config.security,
+                timeout_s=options.timeout or math.inf,
+                retire=True,
+                progress=lambda done: print(f"{done.blocks} blocks, {done.nbytes} bytes were moved", file=sys.stderr),
+            )
+        )
     except TransferQueueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -169,6 +169,16 @@ class Cluster:
         content_type: str = "application/json",
     ) -> Manifest:
         """Raises NotFoundError, ConflictError; ClusterError for all else."""
+        found: Manifest = json.loads(self._answer(method, path, body, query, content_type))
+        return found
+
+    def read(self, path: str, query: list[tuple[str, str]] | None = None) -> str:
+        """What is no object: a log, the metrics of a pod. Raises as ``call``."""
+        return self._answer("GET", path, None, query, "application/json").decode(errors="replace")
+
+    def _answer(
+        self, method: str, path: str, body: Manifest | None, query: list[tuple[str, str]] | None, content_type: str
+    ) -> bytes:
         try:
             answer = self._client.request(
                 method,
@@ -185,7 +195,7 @@ class Cluster:
             raise ClusterError(_words(error)) from None
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the apiserver does not answer: {error}") from None
-        found: Manifest = json.loads(answer.data)
+        found: bytes = answer.data
         return found
 
 

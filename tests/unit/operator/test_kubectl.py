@@ -1,0 +1,144 @@
+"""Pieces of ``kubectl tq`` that need no cluster: durations, ports, the certificate, completion, the kubeconfig."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.pki import LIFETIME, Authority
+from tests.unit.operator.signals import same_signals
+from tq_operator.kubectl import complete, main
+from tq_operator.kubectl.checks import certificate_findings
+from tq_operator.kubectl.forwarding import choose_ports
+from tq_operator.kubectl.logs import parse_duration
+from transfer_queue.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    with same_signals():
+        yield
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("10m", 600), ("1h30m", 5400), ("2d", 172800)])
+def test_durations_are_read_as_kubectl_writes_them(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "1.5h", "1h 30m", "-3s"])
+def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ConfigError, match="write for example 30s, 10m or 1h30m"):
+        parse_duration(text)
+
+
+POD = {
+    "metadata": {"name": "q-controller-0"},
+    "spec": {
+        "containers": [
+            {"ports": [{"name": "transferqueue", "containerPort": 50060}, {"name": "metrics", "containerPort": 9090}]}
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ([], [("transferqueue", 50060, 50060), ("metrics", 9090, 9090)]),
+        (["metrics"], [("metrics", 9090, 9090)]),
+        (["9090"], [("metrics", 9090, 9090)]),
+        (["8080:metrics"], [("metrics", 9090, 8080)]),
+        ([":50060"], [("transferqueue", 50060, 0)]),
+    ],
+)
+def test_ports_are_chosen_by_name_or_number(wanted: list[str], chosen: list[Any]) -> None:
+    assert choose_ports(POD, wanted) == chosen
+
+
+@pytest.mark.parametrize("text", ["rpc", "1", "x:metrics", "70000:metrics", ""])
+def test_a_port_that_the_pod_has_not_is_refused_with_those_it_has(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"with one of: transferqueue \(50060\), metrics \(9090\)"):
+        choose_ports(POD, [text])
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("age", "state", "words"),
+    [
+        (timedelta(), "ok", "ends "),
+        (LIFETIME * 0.9, "warn", "was not renewed"),
+        (LIFETIME * 1.1, "fail", "is not valid now"),
+        (-LIFETIME, "fail", "is not valid now"),
+    ],
+)
+def test_the_age_of_the_certificate_is_judged(authority: Authority, age: timedelta, state: str, words: str) -> None:
+    pair = authority.issue("hook", "hook", hosts=("hook.system.svc",))
+    secret = {"metadata": {"namespace": "system", "name": "hook"}, "data": {"tls.crt": encoded(pair.certificate)}}
+    bundle = encoded(authority.files.certificate)
+    found = certificate_findings(secret, [bundle], datetime.now(timezone.utc) + age)
+    assert (found.state, words in found.text) == (state, True)
+    assert bool(found.fix) == (state != "ok")
+
+
+def test_a_certificate_of_another_authority_is_told_about(authority: Authority, tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("hook", "hook")
+    secret = {"metadata": {"namespace": "system", "name": "hook"}, "data": {"tls.crt": encoded(pair.certificate)}}
+    found = certificate_findings(secret, [encoded(authority.files.certificate)], datetime.now(timezone.utc))
+    assert "not signed by the authority in the webhook configurations" in found.text
+    broken = certificate_findings({**secret, "data": {}}, [], datetime.now(timezone.utc))
+    assert "holds no certificate" in broken.text
+
+
+@pytest.mark.parametrize(
+    ("words", "offered", "directive"),
+    [
+        (["fail"], {"failover"}, ":4"),
+        (["failover", "--part", ""], {"controller", "mooncake-master"}, ":4"),
+        (["status", "--out"], {"--output"}, ":4"),
+        (["status", "-o", ""], {"table", "json", "yaml"}, ":4"),
+        (["inject", "-f", ""], set(), ":0"),
+    ],
+)
+def test_completion_offers_what_may_come_next(
+    words: list[str],
+    offered: set[str],
+    directive: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_KUBECTL_TQ_COMPLETE", "_TYPER_COMPLETE_ARGS", "_TYPER_COMPLETE_FISH_ACTION"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    assert complete(words) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert {line.split("\t")[0] for line in lines} == offered
+    assert last == directive
+
+
+@pytest.mark.parametrize("more", [[], ["--context", "other"]])
+def test_a_kubeconfig_that_is_not_there_is_named_with_the_fix(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--kubeconfig", str(tmp_path / "none"), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no usable kubeconfig")
+    assert "--kubeconfig" in line
+
+
+def test_contradicting_and_missing_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "--follow", "--previous"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert main(["inject", "-f", "pod.yaml"]) == 2
+    assert "say --dry-run" in capsys.readouterr().err
