@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         "-f", "--filename", action="append", required=True, help="manifests, TransferQueues among them; - is stdin"
     )
     inject.add_argument("-n", "--namespace", default="default", help="of manifests that name none")
+    inject.add_argument("--tls", choices=["operator", "off"], default="operator", help="the chart's value queues.tls")
     options = parser.parse_args(arguments)
     try:
         documents = [document for name in options.filename for document in _read(name)]
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         for document in documents:
             if document.get("kind") == KIND:
                 document.setdefault("metadata", {}).setdefault("namespace", options.namespace)
-                queue = queue_from(document)
+                queue = queue_from(document, options.tls)
                 queues[queue.namespace, queue.name] = queue
         shown = [preview(item, queues, options.namespace) for item in documents if item.get("kind") != KIND]
     except (TransferQueueError, ValueError, OSError) as error:

@@ -26,9 +26,10 @@ def drain(
     with faults():
         from transfer_queue.client.draining import drain_unit, undrain_unit
 
-        addresses = find_queue(queue, controller).controller.addresses
+        config = find_queue(queue, controller)
+        addresses = config.controller.addresses
         if cancel:
-            asyncio.run(undrain_unit(addresses, unit))
+            asyncio.run(undrain_unit(addresses, unit, config.security))
             console.print(f"{unit} takes new blocks again")
             return
         with console.status(f"draining {unit}") as status:
@@ -36,6 +37,7 @@ def drain(
                 drain_unit(
                     addresses,
                     unit,
+                    security=config.security,
                     timeout_s=timeout or math.inf,
                     retire=True,
                     progress=lambda done: status.update(f"draining {unit}: {human_bytes(done.nbytes)} moved"),

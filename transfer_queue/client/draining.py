@@ -20,6 +20,7 @@ import numpy as np
 from transfer_queue.client.engine import Engine
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.errors import (
     CapacityError,
@@ -57,6 +58,7 @@ async def drain_unit(
     addresses: list[str],
     name: str,
     *,
+    security: PeerSecurity | None = None,
     timeout_s: float = math.inf,
     retire: bool = False,
     progress: Callable[[Drained], None] = lambda done: None,
@@ -68,7 +70,7 @@ async def drain_unit(
     other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError. Rows are readable at
     every moment, whatever is raised.
     """
-    engine = Engine(addresses, f"drain-{name}", _copy)
+    engine = Engine(addresses, f"drain-{name}", _copy, security)
     await engine.open(_CONNECT_S)
     try:
         return await _Mover(engine, name, timeout_s, progress).run(retire)
@@ -76,9 +78,9 @@ async def drain_unit(
         await engine.close()
 
 
-async def undrain_unit(addresses: list[str], name: str) -> None:
+async def undrain_unit(addresses: list[str], name: str, security: PeerSecurity | None = None) -> None:
     """Let the unit take new blocks again. Raises RequestError, ConnectionLostError."""
-    engine = Engine(addresses, f"drain-{name}", _copy)
+    engine = Engine(addresses, f"drain-{name}", _copy, security)
     await engine.open(_CONNECT_S)
     try:
         await engine.ask(Drain(name, stop=True), _REQUEST_S)
@@ -187,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="settings of the storage unit")
     config = load_document(StorageUnitConfig, parser.parse_args(arguments).config)
     try:
-        done = asyncio.run(drain_unit(config.controller, config.name, retire=True))
+        done = asyncio.run(drain_unit(config.controller, config.name, security=config.security, retire=True))
     except TransferQueueError as error:
         print(error, file=sys.stderr)
         return 1

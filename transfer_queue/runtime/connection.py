@@ -408,6 +408,8 @@ async def connect(
     try:
         ssl = credentials.context()
         secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
+        if ssl and credentials.server_name:
+            secured["server_hostname"] = credentials.server_name
         _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None

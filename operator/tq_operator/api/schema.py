@@ -19,6 +19,7 @@ _KEPT = (
     "enum",
     "pattern",
     "maxLength",
+    "maxItems",
     "description",
     "required",
     "x-kubernetes-int-or-string",

@@ -66,4 +66,5 @@ class Status(Reported):
     master: PartStatus | None = Field(default=None, description="The mooncake_master.")
     storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
     transport: str = Field(default="", description="How bytes move: tcp or rdma.")
+    tls: str = Field(default="", description="How connections are made: off, operator or secret.")
     injected: int = Field(default=0, description="Pods that were given this queue.")

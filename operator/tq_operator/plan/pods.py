@@ -10,11 +10,11 @@ from tq_operator.plan.names import QUEUE_ANNOTATION, labels
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.resource import Part
 
-__all__ = ["CONFIG_DIRECTORY", "Container", "http_probes", "manifest", "mebibytes", "pod_template", "service"]
+__all__ = ["Container", "http_probes", "manifest", "mebibytes", "pod_template", "service"]
 
-CONFIG_DIRECTORY = "/etc/transferqueue"
 _USER = 65532
 MIB = 2**20
+_READ_ONLY = {"configMap", "secret"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                 # The last lines of the log become the message that the status shows.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": [
-                    {"name": volume, "mountPath": path, **({"readOnly": True} if "configMap" in source else {})}
+                    {"name": volume, "mountPath": path, **({"readOnly": True} if source.keys() & _READ_ONLY else {})}
                     for volume, (path, source) in volumes.items()
                 ],
                 **container.probes,
