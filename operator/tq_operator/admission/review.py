@@ -99,15 +99,13 @@ def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] 
 
 def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
     """Inject ``queue`` into a pod that asked for it."""
-    if queue.namespace != review.namespace:
-        allowed = queue.spec.access.namespaces
-        if "*" not in allowed and review.namespace not in allowed:
-            return deny(
-                review,
-                f"TransferQueue {queue.namespace}/{queue.name} does not admit pods of namespace {review.namespace}; "
-                f"add it to spec.access.namespaces of the queue",
-                403,
-            )
+    if not queue.admits(review.namespace):
+        return deny(
+            review,
+            f"TransferQueue {queue.namespace}/{queue.name} does not admit pods of namespace {review.namespace}; "
+            f"add it to spec.access.namespaces of the queue",
+            403,
+        )
     if problem := _malformed_pod(review.subject):
         return deny(review, problem)
     return allow(review, patch(review.subject, inject(review.subject, queue, review.namespace)))

@@ -73,6 +73,10 @@ class Queue:
     def controller_address(self) -> str:
         return f"{self.host('controller')}:{self.spec.controller.port}"
 
+    def admits(self, namespace: str) -> bool:
+        """Whether pods of ``namespace`` may use the queue."""
+        return namespace == self.namespace or bool({"*", namespace} & set(self.spec.access.namespaces))
+
     def client_secret(self, namespace: str) -> str:
         """Name of the Secret with the certificate of the pods of ``namespace`` that use the queue."""
         if own := self.spec.security.tls.client_secret:

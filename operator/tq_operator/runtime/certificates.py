@@ -60,7 +60,8 @@ class Certificates:
             authority = self._authority(queue, now)
             hosts = [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
             self._keep(queue, self._own(queue, "tls-server"), authority, server_names(hosts), now, server=True)
-            for namespace in sorted({queue.namespace, *users}):
+            # Anybody can make a pod that looks as if it had been given the queue.
+            for namespace in sorted({queue.namespace, *filter(queue.admits, users)}):
                 secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
                 names = client_names(namespace_name(namespace))
                 self._keep(queue, secret, authority, names, now, server=False)

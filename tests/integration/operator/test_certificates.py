@@ -120,6 +120,14 @@ def test_pods_of_another_namespace_get_a_certificate_of_their_own_until_the_queu
     wait_until(lambda: secret(operator, f"{name}-tls-client"), "the certificates are made")
     plane.kubectl("create", "namespace", "jobs")
     wait_until(lambda: plane.get("serviceaccount", "default", "jobs"), "the namespace is set up")
+    plane.kubectl("create", "namespace", "intruders")
+    wait_until(lambda: plane.get("serviceaccount", "default", "intruders"), "the namespace is set up")
+    pod = {
+        "labels": {"transferqueue.io/queue": name},
+        "annotations": {"transferqueue.io/injected": f"default/{name}"},
+    }
+    words = ("run", "forged", "-n", "intruders", "--image=t:1", f"--overrides={json.dumps({'metadata': pod})}")
+    assert plane.kubectl(*words).returncode == 0
     done = plane.kubectl("apply", "-n", "jobs", "-f", "-", stdin=deployment("encrypted", f"default_{name}"))
     assert done.returncode == 0, done.stderr
 
@@ -131,6 +139,8 @@ def test_pods_of_another_namespace_get_a_certificate_of_their_own_until_the_queu
 
     (mounted,) = wait_until(wanted, "the pod mounts a certificate")
     given = wait_until(lambda: secret(operator, mounted, "jobs"), "the certificate is made")
+    assert not secret(operator, mounted, "intruders"), "a pod that only looks as if it had been given the queue"
+    plane.kubectl("delete", "namespace", "intruders", "--wait=false")
     own = secret(operator, f"{name}-tls-client")
     assert given["ca.crt"] == own["ca.crt"]
     assert given["tls.key"] != own["tls.key"]

@@ -158,6 +158,14 @@ def test_storage_with_a_policy_is_not_drained_because_moved_blocks_would_lose_th
     assert "lifecycle" not in storage["spec"]["template"]["spec"]["containers"][0]
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "admitted"), [("[]", ["rl"]), ("[jobs]", ["rl", "jobs"]), ("['*']", ["rl", "jobs", "strangers"])]
+)
+def test_a_queue_admits_its_own_namespace_and_those_it_names(namespaces: str, admitted: list[str]) -> None:
+    made = queue(f"{{backend: {{simple: {{}}}}, access: {{namespaces: {namespaces}}}}}")
+    assert [name for name in ("rl", "jobs", "strangers") if made.admits(name)] == admitted
+
+
 def test_scaling_the_storage_restarts_nothing() -> None:
     two, three = (children(f"{{backend: {{mooncake: {{}}}}, storage: {{replicas: {n}}}}}") for n in (2, 3))
     changed = [key for key in two if two[key] != three[key]]
