@@ -161,6 +161,7 @@ except PermissionError as error:
 tq.close()
 """
     done = simple.up(sys.executable, "-c", refused + PUT_AND_GET.replace('"p"', '"q1"'))
+    assert done.returncode == 7, done.stderr
     error, *rows = done.stdout.splitlines()
     assert error.startswith("'me' may not do")
     assert "its partition prefixes: 'q'" in error
