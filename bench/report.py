@@ -13,6 +13,7 @@ from bench.workloads import Row, workload
 LABELS = {
     "ours": "TransferQueue",
     "ours_tcp": "TransferQueue, TCP",
+    "ours_tls": "TransferQueue, TLS",
     "ours_mooncake": "TransferQueue, Mooncake",
     "upstream": "TransferQueue 0.1 (PyPI)",
     "upstream_mooncake": "TransferQueue 0.1 (PyPI), MooncakeStore",

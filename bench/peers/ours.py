@@ -26,12 +26,16 @@ class Ours(Queue):
         if attach is None:
             self._stack = LocalStack(self.plan()).start()
             self.settle(self._stack)
-            attach = {"controller": {"addresses": [self._stack.controller_address]}}
+            attach = self.attach(self._stack)
         self.attached = attach
         tq.init(attach)
 
     def plan(self) -> LocalPlan:
         return default_plan(units=UNITS)
+
+    def attach(self, stack: LocalStack) -> dict[str, Any]:
+        """What ``init`` is told."""
+        return {"controller": {"addresses": [stack.controller_address]}}
 
     def settle(self, stack: LocalStack) -> None:
         """Arenas fault their pages in after the start, in the background; a queue in use is past that."""

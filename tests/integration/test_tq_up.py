@@ -115,6 +115,49 @@ def test_detached_it_is_listed_and_taken_down(simple: QueueCommand) -> None:
     assert (missing.returncode, missing.stderr) == (1, "error: queue test is not running here; running: none\n")
 
 
+ATTACH_PLAINLY = """
+import os, stat, sys, yaml
+import transfer_queue as tq
+from transfer_queue.errors import ConnectionLostError
+with open(os.environ.pop("TQ_CONFIG_FILE")) as file:
+    attach = yaml.safe_load(file)
+for path in (attach["security"]["tls"]["key"], attach["security"]["tls"]["key"].replace("client", "server")):
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
+try:
+    tq.init({"controller": attach["controller"]})
+except ConnectionLostError as error:
+    print(error)
+"""
+
+
+def test_with_tls_programs_use_the_certificates_of_the_queue_and_plain_tcp_is_told_so(simple: QueueCommand) -> None:
+    simple.resource["spec"]["security"] = {"tls": {"mode": "operator"}}
+    simple.write()
+    done = simple.up(
+        sys.executable,
+        "-c",
+        f"import subprocess, sys; subprocess.check_call(sys.argv[1:]){PUT_AND_GET}",
+        sys.executable,
+        "-c",
+        ATTACH_PLAINLY,
+    )
+    assert done.returncode == 7, done.stderr
+    refused, *rows = done.stdout.splitlines()
+    assert "before it answered; if it speaks TLS, set security.tls" in refused
+    assert rows == ["[0, 1, 2] ['hello']"]
+
+
+def test_a_policy_gives_programs_the_rights_of_their_namespace(simple: QueueCommand) -> None:
+    entry = {"name": "me", "namespace": "default", "roles": ["producer", "consumer"], "partitions": ["q"]}
+    simple.resource["spec"]["security"] = {"policy": [entry]}
+    simple.write()
+    done = simple.up(sys.executable, "-c", PUT_AND_GET)
+    assert "NotAuthorizedError: 'me' may not do" in done.stderr
+    assert "partition prefixes: 'q'" in done.stderr
+    done = simple.up(sys.executable, "-c", PUT_AND_GET.replace('"p"', '"q1"'))
+    assert done.stdout == "[0, 1, 2] ['hello']\n", done.stderr
+
+
 # ------------------------------------------------------------------------------------------------ what is wrong
 
 

@@ -70,8 +70,13 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
 
 
 def _security_from(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Files named by ``TQ_TLS_CA``, ``TQ_TLS_CERTIFICATE``, ``TQ_TLS_KEY`` and ``TQ_TOKEN_FILE``."""
-    names = {"ca": "TQ_TLS_CA", "certificate": "TQ_TLS_CERTIFICATE", "key": "TQ_TLS_KEY"}
+    """``TQ_TLS_CA``, ``TQ_TLS_CERTIFICATE``, ``TQ_TLS_KEY``, ``TQ_TLS_SERVER_NAME`` and ``TQ_TOKEN_FILE``."""
+    names = {
+        "ca": "TQ_TLS_CA",
+        "certificate": "TQ_TLS_CERTIFICATE",
+        "key": "TQ_TLS_KEY",
+        "server_name": "TQ_TLS_SERVER_NAME",
+    }
     tls = {field: environ[name] for field, name in names.items() if environ.get(name)}
     return {"tls": tls or None, "token_file": environ.get("TQ_TOKEN_FILE") or None}
 

@@ -6,9 +6,9 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import BaseModel
@@ -112,13 +112,33 @@ def _field_type(model: type[BaseModel], alias: str | int) -> Any:
     return None
 
 
-def _model_at(root: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = root
+def _type_at(root: type[BaseModel], location: Sequence[str | int]) -> Any:
+    """The annotation of what is at ``location``; None where it leads nowhere."""
+    found: Any = root
     for part in location:
-        annotation = _field_type(model, part) if model else None
-        members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-        model = next((m for m in members if isinstance(m, type) and issubclass(m, BaseModel)), None)
-    return model
+        if isinstance(part, int):
+            found = next(iter(typing.get_args(_member(found, lambda m: typing.get_origin(m) is list))), None)
+        else:
+            model = _member(found, _is_model)
+            found = _field_type(model, part) if model else None
+    return found
+
+
+def _model_at(root: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    found: type[BaseModel] | None = _member(_type_at(root, location), _is_model)
+    return found
+
+
+def _member(annotation: Any, wanted: Callable[[Any], bool]) -> Any:
+    """``annotation``, or the alternative of it, that is ``wanted``, without what is said of it by Annotated."""
+    plain = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    if _is_union(plain):
+        return next((found for member in typing.get_args(plain) if (found := _member(member, wanted))), None)
+    return plain if wanted(plain) else None
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _is_union(annotation: Any) -> bool:
@@ -126,5 +146,5 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _allowed(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    parent = _model_at(root, location[:-1])
-    return [str(value) for value in typing.get_args(_field_type(parent, location[-1]))] if parent else []
+    found = _member(_type_at(root, location), lambda member: typing.get_origin(member) is Literal)
+    return [str(value) for value in typing.get_args(found)]

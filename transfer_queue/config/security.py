@@ -8,9 +8,18 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from transfer_queue.config.document import Document
 
-__all__ = ["PeerSecurity", "Policy", "PolicyPrincipal", "Role", "ServerSecurity", "TlsFiles"]
+__all__ = ["PeerSecurity", "Policy", "PolicyPrincipal", "Role", "ServerSecurity", "TlsFiles", "namespace_name"]
 
 Role = Literal["producer", "consumer", "admin", "storage"]
+
+
+def namespace_name(namespace: str) -> str:
+    """The URI in the certificate that the operator gives pods of a namespace."""
+    return f"urn:transferqueue:namespace:{namespace}"
+
+
+def _set(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class TlsFiles(Document):
@@ -23,6 +32,12 @@ class TlsFiles(Document):
     ca: str
     certificate: str | None = None
     key: str | None = None
+    server_name: str | None = None
+    """A name in the certificates of all servers, where they are reached by others, such as addresses of pods."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _set(handler(self))
 
 
 class PeerSecurity(Document):
@@ -36,7 +51,7 @@ class PeerSecurity(Document):
     @model_serializer(mode="wrap")
     def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Programs of before these settings read files that do not use them."""
-        return {name: value for name, value in handler(self).items() if value is not None}
+        return _set(handler(self))
 
 
 class ServerSecurity(PeerSecurity):

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ import yaml
 
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
-from transfer_queue.launch.plan import HOST, LocalPlan
+from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
+from transfer_queue.errors import ConfigError
+from transfer_queue.launch.plan import HOST, SERVER_NAME, LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.runtime.sampler import load_sampler
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalStack", "default_plan"]
 
 SHARED_MEMORY = Path("/dev/shm")
+_LIFE = timedelta(days=3650)
+"""Of certificates, which are made anew with each start."""
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -56,6 +61,8 @@ class LocalStack:
         load_sampler(self.plan.controller.sampler)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._choose_folders()
+        if self.plan.tls:
+            self._make_certificates()
         with ExitStack() as undo:
             undo.callback(self.stop)
             if self.plan.master:
@@ -80,6 +87,37 @@ class LocalStack:
         arenas = shared if durability == "process" else self.directory / "arenas"
         arenas.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.plan = self.plan.with_folders(self.directory / "journal", arenas)
+
+    def _make_certificates(self) -> None:
+        """A CA whose key is thrown away, and certificates for the servers and for the programs of this user."""
+        try:
+            from transfer_queue.launch import certificates
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"spec.security.tls: certificates cannot be made here: {error}; install TransferQueue[tls], or set "
+                'tls.mode "off"'
+            ) from None
+        folder, now = self.directory / "tls", datetime.now(timezone.utc)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now, _LIFE)
+        (folder / "ca.crt").write_bytes(authority.certificate)
+
+        def files(name: str, names: Any, *, server: bool) -> TlsFiles:
+            pair = certificates.issue(authority, f"transferqueue {name}", names, now, _LIFE, server=server)
+            for kind, content in (("crt", pair.certificate), ("key", pair.key)):
+                descriptor = os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+            paths = {kind: str(folder / f"{name}.{kind}") for kind in ("crt", "key")}
+            return TlsFiles(ca=str(folder / "ca.crt"), certificate=paths["crt"], key=paths["key"])
+
+        server = files("server", certificates.server_names([HOST, SERVER_NAME]), server=True)
+        client = files("client", certificates.client_names(namespace_name(self.plan.namespace)), server=False)
+        policy = self.directory / "policy.yaml"
+        if self.plan.policy is not None:
+            policy.write_text(yaml.safe_dump(self.plan.policy.dump(), sort_keys=False))
+        servers = ServerSecurity(tls=server, policy_file=None if self.plan.policy is None else str(policy))
+        self.plan = self.plan.with_security(servers, client)
 
     def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
         return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)

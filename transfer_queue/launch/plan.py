@@ -9,12 +9,15 @@ from typing import Any
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
+from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
 from transfer_queue.errors import ConfigError
 
-__all__ = ["HOST", "LocalPlan", "plan_local", "with_backend"]
+__all__ = ["HOST", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
 
 HOST = "127.0.0.1"
 """Where the servers listen: nothing of a local queue is reachable from other machines."""
+SERVER_NAME = "localhost"
+"""A name of the servers' certificate."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,22 @@ class LocalPlan:
     master: Master | None = None
     layout: str = "jagged"
     allow_pickle: bool = False
+    tls: bool = False
+    """Certificates are made at the start, and the servers and programs given them: see :meth:`with_security`."""
+    policy: Policy | None = None
+    namespace: str = "default"
+    """What the policy knows programs here by."""
+    client_tls: TlsFiles | None = None
+
+    def with_security(self, servers: ServerSecurity, client: TlsFiles) -> LocalPlan:
+        """The plan with the files that servers and clients use."""
+        update = {"security": servers}
+        return replace(
+            self,
+            controller=self.controller.model_copy(update=update),
+            units=tuple(unit.model_copy(update=update) for unit in self.units),
+            client_tls=client,
+        )
 
     def with_backend_settings(self, settings: dict[str, Any]) -> LocalPlan:
         """The plan with further settings of the backend, for example the endpoints of a master that was started."""
@@ -64,7 +83,7 @@ class LocalPlan:
             name=self.name,
             controller=ControllerAddresses(addresses=[controller]),
             layout="dense" if self.layout == "dense" else "jagged",
-            security=AttachSecurity(allow_pickle=self.allow_pickle),
+            security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls),
         )
 
 
@@ -89,9 +108,15 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
 def plan_local(resource: TransferQueue) -> LocalPlan:
     """The processes of ``resource``. Storage unit i listens i ports above ``spec.storage.port``.
 
-    Raises ConfigError for a backend that has no local processes.
+    Raises ConfigError for a backend that has no local processes, and for what only a cluster has.
     """
     spec = resource.spec
+    if spec.security.tokens_secret is not None:
+        raise ConfigError(
+            "spec.security.tokensSecret: there are no Secrets on one machine, whose programs show the certificate that "
+            "tq up makes; remove it, and give them their rights in the policy by namespace: "
+            f"{resource.metadata.namespace}"
+        )
     backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec))
     capacity = int(spec.unit_capacity)
     return LocalPlan(
@@ -125,6 +150,9 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
         master=spec.backend.mooncake.master if spec.backend.mooncake else None,
         layout=spec.layout,
         allow_pickle=spec.security.allow_pickle,
+        tls=spec.tls_mode("off") != "off",
+        policy=spec.security.policy_document(SERVER_NAME),
+        namespace=resource.metadata.namespace,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -33,6 +33,10 @@ _TRUSTED = Limits(header=(1 << 32) - 1)
 """Of what a server answers: a list of millions of keys is an answer as good as any."""
 _PLAIN = Credentials(PeerSecurity())
 _PING: Envelope[Any] = Envelope(Kind.PING)
+_PIECE = 64 << 10
+"""Of payload, encrypted at a time."""
+_SHORT = 4 << 10
+"""Buffers up to this size are copied together, so that they share a record."""
 _UNSENT_MESSAGES = 1024
 _UNSENT_BYTES = 64 << 20
 """A peer that does not take its answers is not read from until less than half of this is left to send."""
@@ -132,6 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
         self._paused = False
+        self._encrypted = False
+        self._pieces: deque[Buffer] = deque()  # of frames on their way into TLS; empty unless it is paused
         self._corked = False
         self._pump_due = False
         self._reason = "it closed the connection"
@@ -234,8 +240,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         # Zero: "resume" then means that the socket took every byte, so that buffers may be reused.
         # A TLS transport compares with >=, and its buffer holds copies.
-        encrypted = transport.get_extra_info("ssl_object") is not None
-        self._transport.set_write_buffer_limits(high=1 if encrypted else 0, low=0)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
+        self._transport.set_write_buffer_limits(high=1 if self._encrypted else 0, low=0)
         self.last_received = self.last_sent = self._loop.time()
         self._keepalive.add(self)
 
@@ -281,6 +287,7 @@ class Connection(asyncio.BufferedProtocol):
                 item.future.set_exception(self.lost_error())
         sent = self._handed_over + [callback for _, callback in self._queue if callback is not None]
         self._queue.clear()
+        self._pieces.clear()
         self._handed_over = []
         for callback in sent:
             callback()
@@ -343,6 +350,10 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.resume_reading()
 
+    def _write_pieces(self) -> None:
+        while self._pieces and not self._paused:
+            self._transport.write(self._pieces.popleft())
+
     def _pump_rest(self) -> None:
         self._pump_due = False
         if self._queue and not self.closed:
@@ -351,6 +362,7 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         if self._transport.is_closing():  # the peer is gone, and connection_lost about to say so
             return
+        self._write_pieces()
         queue = self._queue
         while queue and not self._paused:
             frames: list[Buffer] = []
@@ -367,16 +379,37 @@ class Connection(asyncio.BufferedProtocol):
                 elif sent is not None:
                     self._handed_over.append(sent)
             self.last_sent = self._loop.time()
-            if len(frames) == 1:
+            if self._encrypted:
+                self._pieces += _pieces(frames)
+                self._write_pieces()
+            elif len(frames) == 1:
                 self._transport.write(frames[0])
             else:
                 self._transport.writelines(frames)
-        if self._handed_over and not self._paused and self._transport.get_write_buffer_size() == 0:
+        if self._handed_over and not self._paused and not self._pieces and self._transport.get_write_buffer_size() == 0:
             callbacks, self._handed_over = self._handed_over, []
             for callback in callbacks:
                 callback()
         if self._reading_paused:
             self._bound_unsent()
+
+
+def _pieces(frames: Sequence[Buffer]) -> Iterator[Buffer]:
+    """``frames`` as TLS takes them best: what is short in one record, what is long in pieces that stay in the cache on
+    their way through the buffers of OpenSSL, and leave while the next one is encrypted."""
+    short = bytearray()
+    for frame in frames:
+        if len(frame) <= _SHORT:
+            short += frame
+            continue
+        if short:
+            yield short
+            short = bytearray()
+        view = memoryview(frame)
+        for start in range(0, len(view), _PIECE):
+            yield view[start : start + _PIECE]
+    if short:
+        yield short
 
 
 def fresh_buffer(nbytes: int) -> memoryview:
@@ -408,6 +441,8 @@ async def connect(
     try:
         ssl = credentials.context()
         secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
+        if ssl and credentials.server_name:
+            secured["server_hostname"] = credentials.server_name
         _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None

@@ -77,6 +77,8 @@ class Credentials:
     def __init__(self, security: PeerSecurity) -> None:
         """Raises ConfigError naming the file that cannot be used."""
         tls, token_file = security.tls, security.token_file
+        self.server_name = None if tls is None else tls.server_name
+        """The name that a server's certificate must have; None: the host that is connected to."""
         self._context = None if tls is None else Reread(_paths(tls), lambda: _client_context(tls))
         self._token = None if token_file is None else Reread([token_file], lambda: _read_token(token_file))
         self._warned = False

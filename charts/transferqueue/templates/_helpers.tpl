@@ -50,6 +50,10 @@ matchExpressions:
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
+# Certificates of queues, and of the pods that use them in whatever namespace; tokens are looked at only.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]

@@ -17,18 +17,27 @@ import yaml
 
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest, Queue
-from tq_operator.plan.settings import attach_settings
+from tq_operator.plan.settings import (
+    CONFIG_DIRECTORY,
+    TLS_DIRECTORY,
+    TOKEN_DIRECTORY,
+    TOKEN_KEY,
+    attach_settings,
+)
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["KEEP_ENV_ANNOTATION", "SETTINGS_ANNOTATION", "inject", "patch", "wanted_queue"]
+__all__ = ["KEEP_ENV_ANNOTATION", "SETTINGS_ANNOTATION", "TOKEN_ANNOTATION", "inject", "patch", "wanted_queue"]
 
 SETTINGS_ANNOTATION = f"{GROUP}/attach"
 KEEP_ENV_ANNOTATION = f"{GROUP}/keep-env"
 """On pods: variables, comma-separated, that are never injected because envFrom sets them."""
-CONFIG_DIRECTORY = "/etc/transferqueue"
+TOKEN_ANNOTATION = f"{GROUP}/token-secret"
+"""On pods: the Secret of their namespace whose key token they show instead of a certificate."""
 _CONFIG_FILE = "attach.yaml"
 _CONFIG_VOLUME = "transferqueue-config"
 _SHM_VOLUME = "transferqueue-shm"
+_TLS_VOLUME = "transferqueue-tls"
+_TOKEN_VOLUME = "transferqueue-token"
 
 
 def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | None:
@@ -47,22 +56,29 @@ def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | No
     return (namespace, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
-def inject(pod: Mapping[str, Any], queue: Queue) -> Manifest:
-    """A copy of ``pod`` that finds ``queue``. Everything the pod says itself stays."""
+def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -> Manifest:
+    """A copy of ``pod`` that finds ``queue``. Everything the pod says itself stays.
+
+    ``namespace`` of the pod, unless it is the queue's.
+    """
     result = copy.deepcopy(dict(pod))
     metadata, spec = result.setdefault("metadata", {}), result.setdefault("spec", {})
     annotations = _ensure(metadata, "annotations", {})
     annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
-    annotations.setdefault(SETTINGS_ANNOTATION, yaml.safe_dump(attach_settings(queue), sort_keys=False))
+    secrets = _secrets(queue, namespace or queue.namespace, annotations.get(TOKEN_ANNOTATION))
+    settings = attach_settings(queue, queue.running_tls, token=_TOKEN_VOLUME in secrets)
+    annotations.setdefault(SETTINGS_ANNOTATION, yaml.safe_dump(settings, sort_keys=False))
     _ensure(metadata, "labels", {})[QUEUE_LABEL] = label_value(queue.name)
 
     # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.
     kept = {name.strip() for name in str(annotations.get(KEEP_ENV_ANNOTATION, "")).split(",")}
     mounted = False
     for container in _chosen_containers(spec, queue):
-        mounted |= _inject_container(container, queue, kept)
+        mounted |= _inject_container(container, queue, kept, secrets)
     volumes = _ensure(spec, "volumes", [])
     _add(volumes, _config_volume())
+    for volume, (_, secret) in secrets.items():
+        _add(volumes, {"name": volume, "secret": secret})
     if mounted:
         shm = {"medium": "Memory", "sizeLimit": str(queue.spec.injection.shared_memory)}
         _add(volumes, {"name": _SHM_VOLUME, "emptyDir": shm})
@@ -95,7 +111,20 @@ def _chosen_containers(spec: Mapping[str, Any], queue: Queue) -> Iterable[Manife
                 yield container
 
 
-def _inject_container(container: Manifest, queue: Queue, kept: set[str]) -> bool:
+def _secrets(queue: Queue, namespace: str, token: str | None) -> dict[str, tuple[str, Manifest]]:
+    """Volume name -> (mount path, Secret)."""
+    found: dict[str, tuple[str, Manifest]] = {}
+    if queue.running_tls != "off":
+        found[_TLS_VOLUME] = (TLS_DIRECTORY, {"secretName": queue.client_secret(namespace)})
+    if token:
+        items = [{"key": TOKEN_KEY, "path": TOKEN_KEY}]
+        found[_TOKEN_VOLUME] = (TOKEN_DIRECTORY, {"secretName": str(token), "items": items})
+    return found
+
+
+def _inject_container(
+    container: Manifest, queue: Queue, kept: set[str], secrets: Mapping[str, tuple[str, Manifest]]
+) -> bool:
     """Whether /dev/shm was mounted."""
     own = {entry.get("name") for entry in container.get("env") or []} | kept
     added = [entry for entry in _environment(queue, own) if entry["name"] not in own]
@@ -105,6 +134,9 @@ def _inject_container(container: Manifest, queue: Queue, kept: set[str]) -> bool
     paths = {str(mount.get("mountPath", "")).rstrip("/"): mount for mount in mounts}
     if CONFIG_DIRECTORY not in paths:
         mounts.append({"name": _CONFIG_VOLUME, "mountPath": CONFIG_DIRECTORY, "readOnly": True})
+    for volume, (path, _) in secrets.items():
+        if path not in paths:
+            mounts.append({"name": volume, "mountPath": path, "readOnly": True})
     if "/dev/shm" not in paths:
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
     if queue.transport == "rdma" and queue.spec.rdma.resource_name:

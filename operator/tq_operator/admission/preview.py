@@ -40,7 +40,7 @@ def preview(document: Manifest, queues: Mapping[tuple[str, str], Queue], namespa
         queue = queues.get(wanted)
         if queue is None:
             raise ValueError(f"TransferQueue {'/'.join(wanted)} is in none of the files; add it with -f")
-        if place != queue.namespace and not {"*", place} & set(queue.spec.access.namespaces):
+        if not queue.admits(place):
             raise ValueError(f"TransferQueue {'/'.join(wanted)} does not admit pods of namespace {place}")
-        template.update(inject(template, queue))
+        template.update(inject(template, queue, place))
     return result

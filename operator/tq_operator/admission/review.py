@@ -13,6 +13,7 @@ from tq_operator.api.binding import Binding
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
 from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
 __all__ = [
@@ -98,30 +99,28 @@ def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] 
 
 def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
     """Inject ``queue`` into a pod that asked for it."""
-    if queue.namespace != review.namespace:
-        allowed = queue.spec.access.namespaces
-        if "*" not in allowed and review.namespace not in allowed:
-            return deny(
-                review,
-                f"TransferQueue {queue.namespace}/{queue.name} does not admit pods of namespace {review.namespace}; "
-                f"add it to spec.access.namespaces of the queue",
-                403,
-            )
+    if not queue.admits(review.namespace):
+        return deny(
+            review,
+            f"TransferQueue {queue.namespace}/{queue.name} does not admit pods of namespace {review.namespace}; "
+            f"add it to spec.access.namespaces of the queue",
+            403,
+        )
     if problem := _malformed_pod(review.subject):
         return deny(review, problem)
-    return allow(review, patch(review.subject, inject(review.subject, queue)))
+    return allow(review, patch(review.subject, inject(review.subject, queue, review.namespace)))
 
 
-def validate_queue(review: Review) -> dict[str, Any]:
+def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, Any]:
     """Refuse a TransferQueue with the text that the library has for it, and a change that would lose rows."""
     try:
-        after = queue_from(review.subject)
+        after = queue_from(review.subject, default_tls)
     except ConfigError as error:
         return deny(review, str(error))
     if review.previous is None:
         return allow(review)
     try:
-        before = queue_from(review.previous)
+        before = queue_from(review.previous, default_tls)
     except ConfigError:  # of an older schema: it cannot be running
         return allow(review)
     used = _at(review.previous, "status", "storage", "used")

@@ -63,6 +63,14 @@ class Monitoring(Model):
     labels: dict[str, str] = Field(description="Further labels of both.")
 
 
+class Queues(Model):
+    """What queues have that do not say otherwise."""
+
+    tls: Literal["operator", "off"] = Field(
+        description='operator: each has certificates of a CA of its own; "off": plain TCP. See spec.security.tls.'
+    )
+
+
 class Values(Model):
     """The values of the chart."""
 
@@ -78,6 +86,7 @@ class Values(Model):
     affinity: dict[str, JsonValue] = Field(description="Affinity of the operator's pods.")
     priority_class_name: str = Field(description="Priority class of the operator's pods; empty: none.")
     pod_annotations: dict[str, str] = Field(description="Further annotations of the operator's pods.")
+    queues: Queues
     crds: Crds
     webhook: Webhook
     monitoring: Monitoring

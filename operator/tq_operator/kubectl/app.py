@@ -114,8 +114,9 @@ def top(
         from transfer_queue.cli.top import watch
 
         access = connect(kubeconfig, context, namespace)
-        forwarding = _controller_port(access, access.queue(name))
-        with forwarding as forwarder, _explained(forwarder), _link(forwarder) as link:
+        document = access.queue(name)
+        forwarding = _controller_port(access, document)
+        with forwarding as forwarder, _explained(forwarder), _link(access, document, forwarder) as link:
             watch(link, output, once=once, interval_s=interval)
 
 
@@ -336,6 +337,7 @@ def inject(
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print only; the webhook does the rest.")] = False,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of manifests that name none.")] = "default",
+    tls: Annotated[str, typer.Option("--tls", help="The chart's value queues.tls: operator or off.")] = "operator",
 ) -> None:
     """Show pods as admission makes them, without a cluster."""
     with faults():
@@ -343,7 +345,10 @@ def inject(
 
         if not dry_run:
             raise ConfigError("say --dry-run: this only prints; pods in the cluster get their queue by the webhook")
-        sys.stdout.write(yaml.safe_dump_all(injected(filename, namespace), sort_keys=False))
+        if tls not in ("operator", "off"):
+            raise ConfigError(f'--tls: Unsupported value: "{tls}": supported values: "operator", "off"')
+        shown = injected(filename, namespace, "off" if tls == "off" else "operator")
+        sys.stdout.write(yaml.safe_dump_all(shown, sort_keys=False))
 
 
 def _controller_port(access: Access, document: Manifest) -> Forwarder:
@@ -355,12 +360,17 @@ def _controller_port(access: Access, document: Manifest) -> Forwarder:
     return Forwarder(access, lambda: str(find_pod(access, queue, "controller")["metadata"]["name"]), port.remote)
 
 
-def _link(forwarder: Forwarder) -> Link:
+@contextmanager
+def _link(access: Access, document: Manifest, forwarder: Forwarder) -> Iterator[Link]:
+    from tq_operator.kubectl.credentials import credentials
     from transfer_queue.cli.link import Link
     from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 
-    # The first answer comes over a connection that the apiserver and the kubelet have to make.
-    return Link(AttachConfig(controller=ControllerAddresses(addresses=[forwarder.address])), timeout_s=30.0)
+    with credentials(access, document) as security:
+        config = AttachConfig(controller=ControllerAddresses(addresses=[forwarder.address]), security=security)
+        # The first answer comes over a connection that the apiserver and the kubelet have to make.
+        with Link(config, timeout_s=30.0) as link:
+            yield link
 
 
 @contextmanager
@@ -375,5 +385,9 @@ def _explained(forwarder: Forwarder) -> Iterator[None]:
 
 def _picture(access: Access, document: Manifest) -> dict[str, Any]:
     """What the controller says of itself. Raises TransferQueueError."""
-    with _controller_port(access, document) as forwarder, _explained(forwarder), _link(forwarder) as link:
+    with (
+        _controller_port(access, document) as forwarder,
+        _explained(forwarder),
+        _link(access, document, forwarder) as link,
+    ):
         return link.look()

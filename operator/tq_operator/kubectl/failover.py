@@ -10,8 +10,8 @@ from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tq_operator.kubectl.access import Access, is_ready, pod_named
 from tq_operator.kubectl.streams import execute
-from tq_operator.plan.pods import CONFIG_DIRECTORY
 from tq_operator.plan.queue import Manifest, queue_from
+from tq_operator.plan.settings import CONFIG_DIRECTORY
 from transfer_queue.errors import ConfigError, TransferQueueError, WaitTimeoutError
 
 __all__ = ["drain", "fail_over"]

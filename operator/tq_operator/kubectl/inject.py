@@ -12,13 +12,16 @@ import yaml
 from tq_operator.admission.preview import preview
 from tq_operator.plan.queue import Manifest, queue_from
 from transfer_queue.config.defaults import KIND
+from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import TransferQueueError
 
 __all__ = ["injected"]
 
 
-def injected(names: Sequence[str], namespace: str) -> list[Manifest]:
+def injected(names: Sequence[str], namespace: str, default_tls: TlsMode = "operator") -> list[Manifest]:
     """The manifests of the files ``names`` without the queues among them, every pod as it would be.
+
+    ``default_tls``: of queues that say nothing of TLS, the chart's value ``queues.tls``.
 
     Raises TransferQueueError for a file that cannot be read and a pod that would be refused.
     """
@@ -28,7 +31,7 @@ def injected(names: Sequence[str], namespace: str) -> list[Manifest]:
         for document in documents:
             if document.get("kind") == KIND:
                 document.setdefault("metadata", {}).setdefault("namespace", namespace)
-                queue = queue_from(document)
+                queue = queue_from(document, default_tls)
                 queues[queue.namespace, queue.name] = queue
         return [preview(item, queues, namespace) for item in documents if item.get("kind") != KIND]
     except (ValueError, OSError) as error:

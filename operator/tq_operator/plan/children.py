@@ -7,7 +7,6 @@ import yaml
 from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
 from tq_operator.plan.pods import (
-    CONFIG_DIRECTORY,
     MIB,
     Container,
     headless,
@@ -22,10 +21,15 @@ from tq_operator.plan.pods import (
 from tq_operator.plan.queue import Images, Manifest, Queue
 from tq_operator.plan.settings import (
     ARENA_DIRECTORY,
+    CONFIG_DIRECTORY,
     JOURNAL_DIRECTORY,
     SPILL_DIRECTORY,
+    TLS_DIRECTORY,
+    TOKEN_DIRECTORY,
+    TOKENS_KEY,
     attach_settings,
     controller_settings,
+    policy_settings,
     storage_settings,
 )
 from transfer_queue.config.defaults import GROUP
@@ -49,16 +53,19 @@ def uses_storage_units(queue: Queue) -> bool:
 
 def drains(queue: Queue) -> bool:
     """Whether storage pods move their rows before they stop. With Mooncake that takes buffers which do not fit beside
-    the segment into the memory of its pod."""
-    return queue.spec.backend.simple is not None and queue.spec.storage.drain_seconds > 0
+    the segment into the memory of its pod, and with a policy rows would be without the mark of their partition."""
+    spec = queue.spec
+    return spec.backend.simple is not None and spec.storage.drain_seconds > 0 and spec.security.policy is None
 
 
 def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     """Every object that shall exist for ``queue``, in the order of creation."""
     files = {
-        "attach.yaml": _yaml(attach_settings(queue)),
+        "attach.yaml": _yaml(attach_settings(queue, queue.tls)),
         "controller.yaml": _yaml(controller_settings(queue)),
     }
+    if policy := policy_settings(queue):
+        files["policy.yaml"] = _yaml(policy)
     if uses_storage_units(queue):
         files["storage.yaml"] = _yaml(storage_settings(queue))
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files)]
@@ -91,7 +98,11 @@ def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ports=ports,
         probes=http_probes("metrics"),
         requests={"cpu": "100m", "memory": "256Mi"},
-        volumes={"config": _config_volume(queue, "controller.yaml"), **_journal_volume(queue)},
+        volumes={
+            "config": _config_volume(queue, "controller.yaml"),
+            **_secret_volumes(queue),
+            **_journal_volume(queue),
+        },
     )
     chosen = selector(queue.name, "controller")
     template = pod_template(queue, "controller", part, container, {CONFIG_ANNOTATION: digest(file)})
@@ -180,7 +191,11 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
 
 def _storage_volumes(queue: Queue) -> tuple[dict[str, tuple[str, Manifest]], list[Manifest]]:
     """Volumes of a storage unit's pod, and the claim templates of those that outlive it."""
-    volumes = {"config": _config_volume(queue, "storage.yaml"), "shm": ("/dev/shm", _memory(256 * MIB))}
+    volumes = {
+        "config": _config_volume(queue, "storage.yaml"),
+        **_secret_volumes(queue),
+        "shm": ("/dev/shm", _memory(256 * MIB)),
+    }
     simple, size = queue.spec.backend.simple, queue.spec.unit_capacity
     if simple is None:
         return volumes, []
@@ -253,8 +268,24 @@ def _network_policy(queue: Queue) -> Manifest:
 
 
 def _config_volume(queue: Queue, file: str) -> tuple[str, Manifest]:
-    source = {"name": queue.child("config"), "items": [{"key": file, "path": file}]}
+    files = [file] if queue.spec.security.policy is None else [file, "policy.yaml"]
+    source = {"name": queue.child("config"), "items": [{"key": name, "path": name} for name in files]}
     return CONFIG_DIRECTORY, {"configMap": source}
+
+
+def _secret_volumes(queue: Queue) -> dict[str, tuple[str, Manifest]]:
+    """Certificates and tokens. The kubelet renews the files, and the processes read them again."""
+    if queue.tls == "off":
+        return {}
+    volumes = {"tls": (TLS_DIRECTORY, _secret(queue.server_secret, "ca.crt", "tls.crt", "tls.key"))}
+    if tokens := queue.spec.security.tokens_secret:
+        volumes["token"] = (TOKEN_DIRECTORY, _secret(tokens, TOKENS_KEY))
+    return volumes
+
+
+def _secret(name: str, *keys: str) -> Manifest:
+    items = [{"key": key, "path": key} for key in keys]
+    return {"secret": {"secretName": name, "items": items, "defaultMode": 0o440}}
 
 
 def _memory(size: int) -> Manifest:

@@ -11,7 +11,6 @@ from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.resource import Part
 
 __all__ = [
-    "CONFIG_DIRECTORY",
     "MIB",
     "Container",
     "headless",
@@ -24,9 +23,9 @@ __all__ = [
     "stateful_set",
 ]
 
-CONFIG_DIRECTORY = "/etc/transferqueue"
 _USER = 65532
 MIB = 2**20
+_READ_ONLY = {"configMap", "secret"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                 # The last lines of the log become the message that the status shows.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": [
-                    {"name": volume, "mountPath": path, **({"readOnly": True} if "configMap" in source else {})}
+                    {"name": volume, "mountPath": path, **({"readOnly": True} if source.keys() & _READ_ONLY else {})}
                     for volume, (path, source) in volumes.items()
                 ],
                 **container.probes,

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from tq_operator.plan.names import child_name, digest
 from tq_operator.plan.rdma import Transport, choose_transport
 from transfer_queue.config import defaults, resource
-from transfer_queue.config.resource import HighAvailability, Spec, TransferQueue
+from transfer_queue.config.resource import HighAvailability, Spec, TlsMode, TransferQueue
 
-__all__ = ["Images", "Manifest", "Queue", "queue_from"]
+__all__ = ["Images", "Manifest", "Queue", "queue_from", "running_tls"]
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
@@ -37,6 +37,10 @@ class Queue:
     generation: int
     decided: Transport | None = None
     """How the bytes move, once nodes were looked at; None: as the spec says."""
+    tls: TlsMode = "off"
+    """What the servers shall use."""
+    running_tls: TlsMode = "off"
+    """What the servers that there are use, and with them new pods."""
 
     @property
     def name(self) -> str:
@@ -89,6 +93,23 @@ class Queue:
     def controller_address(self) -> str:
         return f"{self.host('controller')}:{self.spec.controller.port}"
 
+    def admits(self, namespace: str) -> bool:
+        """Whether pods of ``namespace`` may use the queue."""
+        return namespace == self.namespace or bool({"*", namespace} & set(self.spec.access.namespaces))
+
+    def client_secret(self, namespace: str) -> str:
+        """Name of the Secret with the certificate of the pods of ``namespace`` that use the queue."""
+        if own := self.spec.security.tls.client_secret:
+            return own
+        if namespace == self.namespace:
+            return self.child("tls-client")
+        return self.child(f"{digest(self.namespace)}-tls-client")  # there may be a queue of the same name there
+
+    @property
+    def server_secret(self) -> str:
+        """Name of the Secret with the certificate of controller and storage units."""
+        return self.spec.security.tls.server_secret or self.child("tls-server")
+
     def owner_reference(self) -> Manifest:
         """The reference by which Kubernetes deletes children after their queue."""
         return {
@@ -101,12 +122,23 @@ class Queue:
         }
 
 
-def queue_from(document: Mapping[str, Any]) -> Queue:
-    """The queue as the apiserver or a user wrote it. Raises ConfigError if it is not valid."""
+def queue_from(document: Mapping[str, Any], default_tls: TlsMode = "off") -> Queue:
+    """The queue as the apiserver or a user wrote it. ``default_tls``: of queues that say nothing of TLS.
+
+    Raises ConfigError if it is not valid.
+    """
     found = resource.parse(document)
     metadata = document["metadata"]
     uid, generation = str(metadata.get("uid", "")), metadata.get("generation", 0)
-    transport = (document.get("status") or {}).get("transport")
+    status = document.get("status") or {}
+    transport = status.get("transport")
     # Pods get what the queue runs with.
     decided = Transport(transport) if transport in ("tcp", "rdma") else choose_transport(found.spec, None, None, False)
-    return Queue(found, uid, generation, decided)
+    tls = found.spec.tls_mode(default_tls)
+    return Queue(found, uid, generation, decided, tls, running_tls(status) or tls)
+
+
+def running_tls(status: Mapping[str, Any]) -> TlsMode | None:
+    """What the servers of a queue with this status use; None if there are none yet."""
+    told: TlsMode | None = status.get("tls")
+    return told or ("off" if status.get("transport") else None)  # an operator that knew no TLS wrote it

@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from tq_operator.plan.queue import Queue
-from transfer_queue.config.resource import Mooncake
+from transfer_queue.config.resource import Mooncake, TlsMode
 
 __all__ = [
     "ARENA_DIRECTORY",
+    "CONFIG_DIRECTORY",
     "JOURNAL_DIRECTORY",
     "SPILL_DIRECTORY",
+    "TLS_DIRECTORY",
+    "TOKENS_KEY",
+    "TOKEN_DIRECTORY",
+    "TOKEN_KEY",
     "attach_settings",
     "controller_settings",
+    "policy_settings",
     "storage_settings",
 ]
 
+CONFIG_DIRECTORY = "/etc/transferqueue"
+TLS_DIRECTORY = "/etc/transferqueue-tls"
+"""Files ca.crt, tls.crt, tls.key."""
+TOKEN_DIRECTORY = "/etc/transferqueue-token"
+TOKEN_KEY = "token"
+"""In the Secret of a client: its token."""
+TOKENS_KEY = "tokens"
+"""In the Secret of the servers: lines of ``name token``."""
 ARENA_DIRECTORY = "/arena"
 JOURNAL_DIRECTORY = "/journal"
 SPILL_DIRECTORY = "/spill"
@@ -23,14 +37,42 @@ SPILL_DIRECTORY = "/spill"
 _ANY = "0.0.0.0"
 
 
-def attach_settings(queue: Queue) -> dict[str, Any]:
-    """What a client needs to know."""
+def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[str, Any]:
+    """What a client needs to know. ``token``: it shows one, not a certificate."""
+    security: dict[str, Any] = {"allowPickle": queue.spec.security.allow_pickle}
+    if tls != "off":
+        security["tls"] = _tls_files(queue, own=not token)
+    if token:
+        security["tokenFile"] = f"{TOKEN_DIRECTORY}/{TOKEN_KEY}"
     return {
         "name": queue.name,
         "controller": {"addresses": [queue.controller_address]},
         "layout": queue.spec.layout,
-        "security": {"allowPickle": queue.spec.security.allow_pickle},
+        "security": security,
     }
+
+
+def policy_settings(queue: Queue) -> dict[str, Any] | None:
+    """The policy, if there is one. The certificate of the servers has the name of the controller."""
+    policy = queue.spec.security.policy_document(queue.host("controller"))
+    return None if policy is None else policy.dump()
+
+
+def _tls_files(queue: Queue, *, own: bool = True) -> dict[str, str]:
+    """Clients reach storage units by the addresses of their pods, which no certificate can name beforehand."""
+    files = {"certificate": f"{TLS_DIRECTORY}/tls.crt", "key": f"{TLS_DIRECTORY}/tls.key"}
+    return {"ca": f"{TLS_DIRECTORY}/ca.crt", **(files if own else {}), "serverName": queue.host("controller")}
+
+
+def _server_security(queue: Queue) -> dict[str, Any]:
+    if queue.tls == "off":
+        return {}
+    security: dict[str, Any] = {"tls": _tls_files(queue)}
+    if queue.spec.security.tokens_secret is not None:
+        security["tokensFile"] = f"{TOKEN_DIRECTORY}/{TOKENS_KEY}"
+    if queue.spec.security.policy is not None:
+        security["policyFile"] = f"{CONFIG_DIRECTORY}/policy.yaml"
+    return {"security": security}
 
 
 def controller_settings(queue: Queue) -> dict[str, Any]:
@@ -51,6 +93,7 @@ def controller_settings(queue: Queue) -> dict[str, Any]:
             if controller.durability != "none"
             else {}
         ),
+        **_server_security(queue),
     }
 
 
@@ -67,6 +110,7 @@ def storage_settings(queue: Queue) -> dict[str, Any]:
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
         "capacity": str(queue.spec.unit_capacity),
         **(_arena_settings(queue) if queue.spec.backend.simple else {}),
+        **_server_security(queue),
     }
 
 

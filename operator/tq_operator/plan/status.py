@@ -33,6 +33,8 @@ class Observation:
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: Sequence[Manifest] = ()
     injected: int = 0
+    users: frozenset[str] = frozenset()
+    """Namespaces of the pods that were given the queue."""
     used: int | None = None
     problems: Sequence[Problem] = ()
     """What went wrong while the children were written."""
@@ -97,6 +99,7 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
             used=_readable(seen.used) if seen.used is not None else None,
         ),
         transport=queue.transport,
+        tls=queue.tls,
         injected=seen.injected,
     )
     return status.model_dump(by_alias=True, exclude_none=True)

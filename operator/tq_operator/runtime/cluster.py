@@ -30,6 +30,7 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
+_KINDS = {**CHILD_KINDS, "Secret": ("/api/v1", "secrets")}
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
@@ -72,6 +73,12 @@ class Cluster:
         paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
         chosen = f"{QUEUE_LABEL}={label_value(queue)}"
         return [item for path in paths for item in self._list(path, chosen)]
+
+    def secrets(self, namespaces: Sequence[str], labels: Mapping[str, str]) -> list[Manifest]:
+        """Secrets with these labels."""
+        paths = [f"/api/v1/namespaces/{name}/secrets" for name in namespaces] or ["/api/v1/secrets"]
+        found = [item for path in paths for item in self._list(path, _text(labels))]
+        return [{"apiVersion": "v1", "kind": "Secret", **item} for item in found]
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply; fields that others set by hand are taken back."""
@@ -200,7 +207,7 @@ class Cluster:
 
 
 def _path(manifest: Manifest) -> str:
-    prefix, plural = CHILD_KINDS[manifest["kind"]]
+    prefix, plural = _KINDS[manifest["kind"]]
     metadata = manifest["metadata"]
     return f"{prefix}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
 

@@ -38,6 +38,8 @@ def main() -> int:
         settings = OperatorSettings.from_environment(os.environ)
         kopf.configure(log_format=kopf.LogFormat.JSON)
         logging.getLogger().setLevel(settings.log_level)
+        # It logs what it is answered, Secrets among it.
+        logging.getLogger("kubernetes.client.rest").setLevel(logging.INFO)
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that is looked at
         asyncio.run(run(settings))
     except TransferQueueError as error:
@@ -55,7 +57,9 @@ async def run(settings: OperatorSettings) -> None:
         else None
     )
     leading = (lambda: elector.leading) if elector else (lambda: True)
-    reconciler = Reconciler(cluster, settings.images, settings.namespaces, settings.identity, leading)
+    reconciler = Reconciler(
+        cluster, settings.images, settings.namespaces, settings.identity, leading, settings.default_tls
+    )
     reconciler.metrics.show_leader(leading)
     certificate = Certificate(settings.certificates)
     readiness = Readiness(reconciler, settings.resync, certificate, elector)
@@ -73,7 +77,9 @@ async def run(settings: OperatorSettings) -> None:
     watch(registry, reconciler)
     async with (
         _serving(
-            webhook_application(find_queue, find_bindings, reconciler.metrics), settings.webhook_port, certificate
+            webhook_application(find_queue, find_bindings, reconciler.metrics, settings.default_tls),
+            settings.webhook_port,
+            certificate,
         ),
         _serving(probe_application(reconciler, readiness), settings.health_port),
     ):

@@ -21,11 +21,13 @@ from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
 from tq_operator.plan.rdma import Transport, choose_transport
 from tq_operator.plan.status import Observation, master_problem, queue_status, refused_status
 from tq_operator.plan.step import Children, Step, next_step, wanted_children
+from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.cluster import Cluster, ClusterError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
+from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
 __all__ = ["Key", "Reconciler"]
@@ -53,8 +55,10 @@ class Reconciler:
         namespaces: tuple[str, ...],
         identity: str,
         leading: Callable[[], bool] = lambda: True,
+        default_tls: TlsMode = "off",
     ) -> None:
-        """``leading``: whether this replica may write; asked before every write."""
+        """``leading``: whether this replica may write; asked before every write. ``default_tls``: of queues that say
+        nothing of TLS."""
         self._cluster = cluster
         self._images = images
         self._namespaces = namespaces
@@ -64,6 +68,8 @@ class Reconciler:
         self._failures: dict[Key, int] = {}
         self._finished: dict[Key, float] = {}
         self._leading = leading
+        self._default_tls = default_tls
+        self._certificates = Certificates(cluster, namespaces, self._check_leading)
         self._gate = EventGate()
         self.metrics = OperatorMetrics()
         self.documents: dict[Key, Manifest] = {}
@@ -88,6 +94,7 @@ class Reconciler:
         while True:
             try:
                 found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
+                orphans = await asyncio.to_thread(self._certificates.users_left)
                 self.documents = {_key(document): document for document in found}
                 self.metrics.queues.labels("known").set(len(found))
                 self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
@@ -97,6 +104,8 @@ class Reconciler:
                         self.request(key)
                     else:  # spread, so that a thousand queues are no burst
                         loop.call_later(random.uniform(0, interval / 4), self.request, key)
+                for key in orphans - self.documents.keys():  # deleted while no operator ran
+                    self.request(key)
                 self.last_sync = loop.time()
             except ClusterError as error:
                 logger.warning("cannot list queues: %s", error)
@@ -156,10 +165,11 @@ class Reconciler:
         document = self._cluster.queue(*key)
         if document is None or "deletionTimestamp" in document["metadata"]:
             self._finished.pop(key, None)
+            self._certificates.forget(*key)
             return True  # its children go with it: they name it as their owner
         previous: dict[str, Any] = document.get("status", {})
         try:
-            queue = queue_from(document)
+            queue = queue_from(document, self._default_tls)
         except ConfigError as error:
             generation = document["metadata"].get("generation", 0)
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
@@ -168,7 +178,11 @@ class Reconciler:
         step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous), seen.used)
         if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
             queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
-        children, problems = self._write(queue, step, dict(seen.children))
+        if step.held:
+            queue = replace(queue, tls=queue.running_tls)
+        told = self._certificates.look_after(queue, seen.users, datetime.now(timezone.utc))
+        children, refused = self._write(queue, step, dict(seen.children))
+        problems = [*told, *refused]
         seen = replace(seen, children=children, problems=[*step.problems, *problems], held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
         return not problems and master_problem(queue, seen) is None
@@ -189,10 +203,12 @@ class Reconciler:
             if key not in children and (found := cluster.child(manifest)) is not None:
                 children[key] = found
         pods = cluster.pods(self._namespaces, queue.name)
+        users = [pod for pod in pods if _is_injected(pod, queue)]
         seen = Observation(
             children=children,
             pods=[pod for pod in pods if _is_part(pod, queue)],
-            injected=sum(_is_injected(pod, queue) for pod in pods),
+            injected=len(users),
+            users=frozenset(pod["metadata"]["namespace"] for pod in users),
             used=self._used(queue, children),
         )
         return replace(seen, masters=master_group(queue, seen)), queue

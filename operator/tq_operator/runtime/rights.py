@@ -19,6 +19,7 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "configmaps"): _OWNED,
     ("", "persistentvolumeclaims"): _OWNED,
     ("", "services"): _OWNED,
+    ("", "secrets"): ("get", "list", "create", "patch", "delete"),
     ("apps", "deployments"): _OWNED,
     ("apps", "statefulsets"): _OWNED,
     ("policy", "poddisruptionbudgets"): _OWNED,

@@ -6,22 +6,20 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster, ClusterError
+from transfer_queue.launch.certificates import KeyPair, is_due, sign
 
 __all__ = ["renewed", "rotate"]
 
 logger = logging.getLogger("tq_operator.rotation")
 
 _LOOK_S = 600.0
-_CLOCK_SKEW = timedelta(minutes=5)
 
 
 def renewed(secret: Manifest, now: datetime) -> Manifest | None:
@@ -33,34 +31,16 @@ def renewed(secret: Manifest, now: datetime) -> Manifest | None:
     for name in ("ca.crt", "ca.key", "tls.crt"):
         if name not in data:
             raise ValueError(f"the Secret has no {name}; delete it and upgrade the chart to have it made anew")
-    old = x509.load_pem_x509_certificate(data["tls.crt"])
-    life = old.not_valid_after_utc - old.not_valid_before_utc
-    if old.not_valid_after_utc - now > life / 3:
+    if not is_due(data["tls.crt"], now):
         return None
-    authority = x509.load_pem_x509_certificate(data["ca.crt"])
-    if authority.not_valid_after_utc <= now:
-        raise ValueError("the authority in ca.crt has ended; delete the Secret and upgrade the chart")
-    signer = serialization.load_pem_private_key(data["ca.key"], None)
-    if not isinstance(signer, (rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)):
-        raise ValueError("ca.key is neither an RSA nor an elliptic curve key")  # noqa: TRY004
-    key = ec.generate_private_key(ec.SECP256R1())
+    old = x509.load_pem_x509_certificate(data["tls.crt"])
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(min(now + life, authority.not_valid_after_utc))
-        .add_extension(names, critical=False)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(signer, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    fresh = {"tls.crt": made.public_bytes(serialization.Encoding.PEM), "tls.key": private}
+    life, uses = old.not_valid_after_utc - old.not_valid_before_utc, [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]
+    try:
+        made = sign(KeyPair(data["ca.crt"], data["ca.key"]), old.subject, names, uses, now, life)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete the Secret and upgrade the chart") from None
+    fresh = {"tls.crt": made.certificate, "tls.key": made.key}
     return {**secret, "data": {**secret["data"], **{k: base64.b64encode(v).decode() for k, v in fresh.items()}}}
 
 

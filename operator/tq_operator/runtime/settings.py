@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tq_operator.plan.queue import Images
 from transfer_queue.config.defaults import ETCD_IMAGE
+from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
 __all__ = ["OperatorSettings", "number"]
@@ -30,6 +31,8 @@ class OperatorSettings:
     lease_namespace: str = ""
     """Where the Lease is; empty: no election, this is the only replica."""
     lease_name: str = "transferqueue-operator"
+    default_tls: TlsMode = "off"
+    """Of queues that say nothing of TLS."""
     certificate_secret: str = ""
     """Secret beside the Lease whose certificate the leader renews; empty: somebody else does."""
 
@@ -58,8 +61,17 @@ class OperatorSettings:
             identity=environ.get("POD_NAME", cls.identity),
             lease_namespace=environ.get("TQ_LEASE_NAMESPACE", ""),
             lease_name=environ.get("TQ_LEASE_NAME", cls.lease_name),
+            default_tls=_tls(environ),
             certificate_secret=environ.get("TQ_WEBHOOK_SECRET", ""),
         )
+
+
+def _tls(environ: Mapping[str, str]) -> TlsMode:
+    text = environ.get("TQ_DEFAULT_TLS") or "off"
+    modes: dict[str, TlsMode] = {"operator": "operator", "off": "off"}
+    if text not in modes:
+        raise ConfigError(f'TQ_DEFAULT_TLS: "{text}" is neither operator nor off')
+    return modes[text]
 
 
 def number(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -30,6 +30,7 @@ from tq_operator.api.binding import binding_from
 from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.runtime.cluster import ClusterError
 from tq_operator.runtime.metrics import OperatorMetrics
+from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError, StartError
 
 __all__ = ["BIND_PATH", "CONVERT_PATH", "INJECT_PATH", "VALIDATE_PATH", "Certificate", "webhook_application"]
@@ -91,7 +92,7 @@ class Certificate:
 
 
 def webhook_application(
-    find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics
+    find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics, default_tls: TlsMode = "off"
 ) -> web.Application:
     """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
     queues, CONVERT_PATH between versions of the API.
@@ -126,12 +127,12 @@ def webhook_application(
                 review, f"TransferQueue {namespace}/{name} does not exist; create it before pods that use it", 404
             )
         try:
-            return mutate_pod(review, queue_from(document))
+            return mutate_pod(review, queue_from(document, default_tls))
         except ConfigError as error:
             return deny(review, f"TransferQueue {namespace}/{name} is not valid: {error}")
 
     async def validate(review: Review) -> dict[str, Any]:
-        return validate_queue(review)
+        return validate_queue(review, default_tls)
 
     application = web.Application(client_max_size=_LARGEST_REVIEW)
     for path, answer in ((INJECT_PATH, inject), (BIND_PATH, bind), (VALIDATE_PATH, validate)):

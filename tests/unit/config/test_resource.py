@@ -152,6 +152,54 @@ REFUSALS = [
         "spec.rdma: policy required needs resourceName, the extended resource of the RDMA device plugin",
     ),
     (
+        f"{{{SIMPLE}, security: {{tls: {{mode: off}}}}}}",
+        'spec.security.tls.mode: Unsupported value: false: supported values: "off", "operator", "secret"; '
+        "quote it: YAML reads a bare off as false",
+    ),
+    (
+        f"{{{SIMPLE}, security: {{tls: {{mode: secret, serverSecret: a}}}}}}",
+        "spec.security.tls: serverSecret and clientSecret are set with mode secret, both of them, and only then",
+    ),
+    (
+        f"{{{SIMPLE}, security: {{tls: {{clientSecret: a}}}}}}",
+        "spec.security.tls: serverSecret and clientSecret are set with mode secret, both of them, and only then",
+    ),
+    (f"{{{SIMPLE}, security: {{tokensSecret: A_B}}}}", 'spec.security.tokensSecret: "A_B" is not the name of a Secret'),
+    (
+        f"{{{SIMPLE}, security: {{tokensSecret: a, tls: {{mode: 'off'}}}}}}",
+        'spec.security: policy and tokensSecret need TLS: remove tls.mode "off"',
+    ),
+    (
+        f"{{{SIMPLE}, security: {{policy: [{{name: a, token: a, roles: [admin]}}]}}}}",
+        "spec.security: a token in the policy needs tokensSecret, which has the tokens",
+    ),
+    (
+        f"{{{SIMPLE}, security: {{policy: [{{name: a, certificate: a, namespace: a, roles: [admin]}}]}}}}",
+        "spec.security.policy[0]: set exactly one of token, certificate, namespace",
+    ),
+    (
+        f"{{{SIMPLE}, security: {{policy: [{{name: a, namespace: a, roles: []}}]}}}}",
+        "spec.security.policy[0]: name at least one of the roles producer, consumer, admin",
+    ),
+    (
+        f"{{{SIMPLE}, security: {{policy: [{{name: a, namespace: a, roles: [storage]}}]}}}}",
+        'spec.security.policy[0].roles[0]: Unsupported value: "storage": supported values: "producer", "consumer", '
+        '"admin"',
+    ),
+    (
+        f"{{{SIMPLE}, security: {{policy: [{{name: a, namespce: a, roles: [admin]}}]}}}}",
+        'unknown field "spec.security.policy[0].namespce"; did you mean namespace? allowed: certificate, name, '
+        "namespace, partitions, roles, token",
+    ),
+    (
+        "{backend: {yuanrong: {}}, security: {policy: [{name: a, namespace: a, roles: [admin]}]}}",
+        "spec: security.policy needs backend simple: clients of other backends move rows past the storage units",
+    ),
+    (
+        "{backend: {ray: {}}, security: {tls: {mode: operator}}}",
+        "spec: backend ray has no TLS: its storage units are actors of the job; encrypt the network of the Ray cluster",
+    ),
+    (
         f"{{{SIMPLE}, controller: {{resources: {{limits: {{memory: 2Q}}}}}}}}",
         'spec.controller.resources.limits.memory: Invalid value: "2Q": should match',
     ),
@@ -216,6 +264,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read: not UTF-8 text"):
         resource.load(tmp_path / "binary.yaml")
+
+
+def test_tls_is_on_where_somebody_has_to_be_known_and_else_as_the_installation_says() -> None:
+    said = {
+        "{}": "DEFAULT",
+        "{tls: {mode: 'off'}}": "off",
+        "{tokensSecret: a}": "operator",
+        "{policy: []}": "operator",
+        "{tls: {mode: secret, serverSecret: a, clientSecret: b}, policy: []}": "secret",
+    }
+    for default in ("off", "operator"):
+        for security, mode in said.items():
+            spec = load(f"{{{SIMPLE}, security: {security}}}").spec
+            assert spec.tls_mode(default) == mode.replace("DEFAULT", default)
+        assert load("{backend: {ray: {}}}").spec.tls_mode(default) == "off"
 
 
 def test_a_queue_survives_the_trip_through_its_own_yaml_form() -> None:

@@ -79,6 +79,11 @@ def test_programs_attach_with_layout_and_pickle_of_the_resource() -> None:
     }
 
 
+def test_tokens_of_a_secret_are_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ConfigError, match=r"tokensSecret: there are no Secrets on one machine.*namespace: default"):
+        plan_local(queue({"simple": {}}, security={"tokensSecret": "tokens"}))
+
+
 def test_another_backend_keeps_everything_else() -> None:
     quickstart = load(QUICKSTART)
     simple = with_backend(quickstart, "simple")

@@ -22,4 +22,6 @@ def document(spec: str, name: str = "quickstart", namespace: str = "rl", **metad
 
 
 def queue(spec: str, name: str = "quickstart", namespace: str = "rl") -> Queue:
-    return Queue(resource.parse(document(spec, name, namespace)), "11111111-2222", 3)
+    found = resource.parse(document(spec, name, namespace))
+    tls = found.spec.tls_mode("off")
+    return Queue(found, "11111111-2222", 3, tls=tls, running_tls=tls)

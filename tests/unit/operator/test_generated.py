@@ -76,6 +76,8 @@ def test_generated_text_is_the_same_each_time() -> None:
 def test_the_operator_names_the_variables_it_misses() -> None:
     with pytest.raises(ConfigError, match="set TQ_IMAGE_SERVER and TQ_IMAGE_MOONCAKE to the images"):
         OperatorSettings.from_environment({})
+    with pytest.raises(ConfigError, match='TQ_DEFAULT_TLS: "on" is neither operator nor off'):
+        OperatorSettings.from_environment({"TQ_IMAGE_SERVER": "s", "TQ_IMAGE_MOONCAKE": "m", "TQ_DEFAULT_TLS": "on"})
     with pytest.raises(ConfigError, match='TQ_RESYNC_SECONDS: "soon" is not a number'):
         OperatorSettings.from_environment(
             {"TQ_IMAGE_SERVER": "s", "TQ_IMAGE_MOONCAKE": "m", "TQ_RESYNC_SECONDS": "soon"}

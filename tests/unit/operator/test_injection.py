@@ -13,11 +13,13 @@ import yaml
 from tests.unit.operator.queues import document, queue
 from tq_operator.admission.injection import SETTINGS_ANNOTATION, inject, patch, wanted_queue
 from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, read_review, validate_queue
+from tq_operator.plan.queue import queue_from
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
 
 TCP = queue("{backend: {mooncake: {protocol: tcp}}, layout: dense}")
 RDMA = queue("{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}")
+TLS = queue("{backend: {simple: {}}, security: {tls: {mode: operator}}}")
 
 
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -127,7 +129,61 @@ def test_init_containers_and_known_sidecars_are_left_as_they_are() -> None:
     assert ["env" in container for container in made["spec"]["initContainers"]] == [True, False]
 
 
-@pytest.mark.parametrize("given", [TCP, RDMA])
+def secrets(pod: dict[str, Any]) -> dict[str, str]:
+    """Mount path -> Secret, where the first container has it."""
+    volumes = {
+        volume["name"]: volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume
+    }
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    return {mount["mountPath"]: volumes[mount["name"]] for mount in mounts if mount["name"] in volumes}
+
+
+def attach_config(pod: dict[str, Any]) -> AttachConfig:
+    text = pod["metadata"]["annotations"][SETTINGS_ANNOTATION]
+    return validate_document(AttachConfig, yaml.safe_load(text), "attach.yaml")
+
+
+def test_with_tls_the_pod_gets_the_certificate_of_its_namespace_and_checks_the_servers() -> None:
+    made = inject(pod(), TLS)
+    assert secrets(made) == {"/etc/transferqueue-tls": "quickstart-tls-client"}
+    tls = attach_config(made).security.tls
+    assert tls is not None
+    assert (tls.ca, tls.certificate, tls.key, tls.server_name) == (
+        "/etc/transferqueue-tls/ca.crt",
+        "/etc/transferqueue-tls/tls.crt",
+        "/etc/transferqueue-tls/tls.key",
+        "quickstart-controller.rl.svc",
+    )
+    (elsewhere,) = secrets(inject(pod(), TLS, "jobs")).values()
+    assert elsewhere not in secrets(made).values(), "a queue of that name may be there too"
+
+
+def test_a_pod_that_names_a_token_shows_it_instead_of_a_certificate() -> None:
+    before = pod()
+    before["metadata"]["annotations"] = {"transferqueue.io/token-secret": "mine"}
+    made = inject(before, TLS)
+    assert secrets(made) == {"/etc/transferqueue-tls": "quickstart-tls-client", "/etc/transferqueue-token": "mine"}
+    security = attach_config(made).security
+    assert security.token_file == "/etc/transferqueue-token/token"
+    assert security.tls is not None
+    assert security.tls.certificate is None
+
+
+def test_secrets_of_ones_own_are_used_as_they_are_called() -> None:
+    tls = "{mode: secret, serverSecret: servers, clientSecret: clients}"
+    own = queue(f"{{backend: {{simple: {{}}}}, security: {{tls: {tls}}}}}")
+    for namespace in ("rl", "jobs"):
+        assert secrets(inject(pod(), own, namespace)) == {"/etc/transferqueue-tls": "clients"}
+
+
+def test_pods_get_what_the_servers_run_with_until_those_have_changed() -> None:
+    stored = {**document("{backend: {simple: {}}}"), "status": {"transport": "tcp", "tls": "off"}}
+    assert attach_config(inject(pod(), queue_from(stored, "operator"))).security.tls is None
+    stored["status"]["tls"] = "operator"
+    assert attach_config(inject(pod(), queue_from(stored, "off"))).security.tls is not None
+
+
+@pytest.mark.parametrize("given", [TCP, RDMA, TLS])
 def test_a_second_injection_changes_nothing(given: Any) -> None:
     once = inject(pod({"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}), given)
     assert inject(once, given) == once

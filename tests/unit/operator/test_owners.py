@@ -88,8 +88,12 @@ def test_variables_of_env_from_are_kept_when_they_are_listed() -> None:
 def test_the_plugin_prints_the_pods_as_admission_makes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all([document("{backend: {simple: {}}}"), owner("RayCluster")]))
-    assert main(["inject", "--dry-run", "-f", str(file), "-n", "rl"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out) == preview(owner("RayCluster"), {("rl", "quickstart"): QUEUE}, "rl")
+    for mode, options in (("operator", []), ("off", ["--tls", "off"])):
+        assert main(["inject", "--dry-run", "-f", str(file), "-n", "rl", *options]) == 0
+        made = queue(f'{{backend: {{simple: {{}}}}, security: {{tls: {{mode: "{mode}"}}}}}}')
+        assert yaml.safe_load(capsys.readouterr().out) == preview(
+            owner("RayCluster"), {("rl", "quickstart"): made}, "rl"
+        )
 
 
 @pytest.mark.parametrize(

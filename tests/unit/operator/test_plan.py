@@ -14,6 +14,7 @@ from tq_operator.plan.names import child_name, selector
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
+from transfer_queue.config.security import Policy
 from transfer_queue.storage.mooncake.settings import parse_settings
 
 PLANS = Path(__file__).parent / "plans"
@@ -52,6 +53,17 @@ layout: dense
     "spill": "{backend: {simple: {ssdOffload: {capacity: 500Gi}}}}",
     "spill-to-a-class": "{backend: {simple: {ssdOffload: {path: /fast, storageClassName: local-ssd}}}}",
     "durable-process": "{backend: {simple: {}}, controller: {durability: process}}",
+    "tls": "{backend: {mooncake: {protocol: tcp}}, security: {tls: {mode: operator}}}",
+    "tls-with-a-policy": """
+backend: {simple: {}}
+security:
+  tls: {mode: secret, serverSecret: own-server, clientSecret: own-client}
+  tokensSecret: tokens
+  policy:
+    - {name: rollout, token: rollout, roles: [producer], partitions: [train/]}
+    - {name: team-a, namespace: team-a, roles: [producer, consumer], partitions: [a/]}
+    - {name: root, certificate: root.example, roles: [admin], partitions: [""]}
+""",
     "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
 }
 
@@ -105,7 +117,9 @@ def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, mo
         )
 
 
-@pytest.mark.parametrize("name", ["simple", "mooncake-tcp", "mooncake-ha-development", "overrides"])
+@pytest.mark.parametrize(
+    "name", ["simple", "mooncake-tcp", "mooncake-ha-development", "overrides", "tls-with-a-policy"]
+)
 def test_every_pod_is_admitted_by_the_restricted_pod_security_standard(name: str) -> None:
     templates = [
         child["spec"]["template"]["spec"]
@@ -135,6 +149,33 @@ def test_every_child_names_the_queue_as_its_owner_and_carries_its_labels() -> No
             True,
         )
         assert selector("quickstart").items() <= child["metadata"]["labels"].items()
+
+
+def test_a_change_of_the_policy_restarts_nothing_and_reaches_the_servers_as_a_file() -> None:
+    spec = SPECS["tls-with-a-policy"]
+    before, after = children(spec), children(spec.replace("roles: [producer],", "roles: [consumer],"))
+    (changed,) = [key for key in before if before[key] != after[key]]
+    assert changed == ("ConfigMap", "quickstart-config")
+    policy = validate_document(Policy, yaml.safe_load(after[changed]["data"]["policy.yaml"]), "policy.yaml")
+    assert [(entry.name, entry.roles) for entry in policy.principals] == [
+        ("storage", ["storage"]),
+        ("rollout", ["consumer"]),
+        ("team-a", ["producer", "consumer"]),
+        ("root", ["admin"]),
+    ]
+
+
+def test_storage_with_a_policy_is_not_drained_because_moved_blocks_would_lose_the_mark_of_their_partition() -> None:
+    storage = children(SPECS["tls-with-a-policy"])["StatefulSet", "quickstart-storage"]
+    assert "lifecycle" not in storage["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "admitted"), [("[]", ["rl"]), ("[jobs]", ["rl", "jobs"]), ("['*']", ["rl", "jobs", "strangers"])]
+)
+def test_a_queue_admits_its_own_namespace_and_those_it_names(namespaces: str, admitted: list[str]) -> None:
+    made = queue(f"{{backend: {{simple: {{}}}}, access: {{namespaces: {namespaces}}}}}")
+    assert [name for name in ("rl", "jobs", "strangers") if made.admits(name)] == admitted
 
 
 def test_scaling_the_storage_restarts_nothing() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.queues import IMAGES, document
-from tq_operator.plan.queue import Images, queue_from
+from tq_operator.plan.queue import Images, Queue, queue_from
 from tq_operator.plan.rdma import choose_transport
 from tq_operator.plan.status import Observation, queue_status
 from tq_operator.plan.step import ALLOW_LOSS, PAUSE, lossy_change, next_step, wanted_children
+from transfer_queue.config.resource import TlsMode
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 MOONCAKE = "{backend: {mooncake: {globalSegmentSize: 256Mi}}, rdma: {policy: POLICY, resourceName: rdma/shared}}"
@@ -29,6 +30,7 @@ class World:
         self.status: dict[str, Any] = {}
         self.used: int | None = None
         self.capacity: int | None = None
+        self.default_tls: TlsMode = "off"
         self.works = True
         self.leaving: list[str] = []
         self.starting = False  # pods that are made do not get ready
@@ -49,13 +51,17 @@ class World:
                 return
         raise AssertionError(f"writes never end: {self.lines[-8:]}")
 
+    def queue(self) -> Queue:
+        return queue_from({**self.document, "status": self.status}, self.default_tls)
+
     def _reconcile(self) -> bool:
-        queue = queue_from({**self.document, "status": self.status})
+        queue = self.queue()
         same = self.status.get("observedGeneration") == queue.generation
         running = self.status.get("transport") if same else None
         decided = choose_transport(queue.spec, self.capacity, running, self.works)
         queue = replace(queue, decided=decided)
         step = next_step(queue, self.images, self.children, bool(self.used), self.used)
+        queue = replace(queue, tls=queue.running_tls) if step.held else queue
         for child in step.apply:
             key = child["kind"], child["metadata"]["name"]
             self.lines.append(f"  {'apply' if key in self.children else 'create'} {' '.join(key)}")
@@ -215,6 +221,22 @@ def rdma_without_a_resource() -> World:
     return world
 
 
+def tls_turned_on() -> World:
+    world = World("{backend: {simple: {}}, storage: {replicas: 3}}")
+    world.settle("created, without TLS")
+    world.used = 1 << 20
+    world.default_tls = "operator"
+    world.settle("the chart is upgraded to TLS by default while there are rows")
+    world.lines.append(f"  new pods connect as before: tls {world.queue().running_tls}")
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.lines.append(f"  new pods get certificates: tls {world.queue().running_tls}")
+    world.change(
+        "the queue says off", '{backend: {simple: {}}, storage: {replicas: 3}, security: {tls: {mode: "off"}}}'
+    )
+    return world
+
+
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -226,6 +248,7 @@ def rdma_without_a_resource() -> World:
         backend_changed,
         operator_upgraded,
         name_conflict,
+        tls_turned_on,
         rdma_auto,
         rdma_required,
         rdma_without_a_resource,

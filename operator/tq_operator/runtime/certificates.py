@@ -1,0 +1,223 @@
+"""A CA for each queue, and certificates of it in Secrets: one for its servers, one for its pods in each namespace.
+
+They are made when the queue is looked at, and anew when a third of their life is left; the kubelet brings new ones to
+the pods, whose processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+
+from cryptography import x509
+
+from tq_operator.plan.difference import foreign_owner
+from tq_operator.plan.names import QUEUE_ANNOTATION, labels
+from tq_operator.plan.pods import manifest
+from tq_operator.plan.problems import Problem, refusal
+from tq_operator.plan.queue import Manifest, Queue
+from tq_operator.plan.settings import TOKENS_KEY
+from tq_operator.plan.step import PAUSE
+from tq_operator.runtime.cluster import Cluster, ClusterError
+from transfer_queue.config.security import namespace_name
+from transfer_queue.launch.certificates import (
+    KeyPair,
+    client_names,
+    is_due,
+    issue,
+    issued_by,
+    new_authority,
+    server_names,
+)
+
+__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "Certificates"]
+
+AUTHORITY_LIFE = timedelta(days=3650)
+CERTIFICATE_LIFE = timedelta(days=90)
+_CLIENT = "tls-client"
+_KEYS = ("ca.crt", "tls.crt", "tls.key")
+
+
+class Certificates:
+    """Looks after the Secrets of queues. Blocking."""
+
+    def __init__(self, cluster: Cluster, namespaces: tuple[str, ...], may_write: Callable[[], None]) -> None:
+        """``may_write`` raises ClusterError if this replica may not."""
+        self._cluster = cluster
+        self._namespaces = namespaces
+        self._may_write = may_write
+
+    def look_after(self, queue: Queue, users: Iterable[str], now: datetime) -> list[Problem]:
+        """Make what is missing or due. ``users``: namespaces with pods that were given the queue.
+
+        Gives what went wrong, and what is wrong with Secrets that the queue names.
+        """
+        problems = self._given_secrets(queue, now)
+        if queue.tls != "operator" or queue.annotations.get(PAUSE) == "true":
+            return problems
+        try:
+            authority = self._authority(queue, now)
+            hosts = [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
+            self._keep(queue, self._own(queue, "tls-server"), authority, server_names(hosts), now, server=True)
+            # Anybody can make a pod that looks as if it had been given the queue.
+            for namespace in sorted({queue.namespace, *filter(queue.admits, users)}):
+                secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
+                names = client_names(namespace_name(namespace))
+                self._keep(queue, secret, authority, names, now, server=False)
+        except ClusterError as error:
+            problems.append(refusal("the Secrets of the certificates", str(error), "CertificateNotMade"))
+        except _UnusableError as error:
+            problems.append(Problem("CertificateNotMade", str(error)))
+        return problems
+
+    def users_left(self) -> set[tuple[str, str]]:
+        """Queues, by namespace and name, with a Secret in a namespace other than their own."""
+        return {key for secret in self._clients() if (key := _key_of(secret)) is not None}
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Delete the Secrets of a queue that is gone from other namespaces; Kubernetes deletes those in its own."""
+        for secret in self._clients():
+            if _key_of(secret) == (namespace, name):
+                self._may_write()
+                self._cluster.delete(secret)
+
+    def _clients(self) -> list[Manifest]:
+        chosen = {name: value for name, value in labels("any", _CLIENT).items() if name.startswith("app.kubernetes.io")}
+        return self._cluster.secrets(self._namespaces, chosen)
+
+    def _authority(self, queue: Queue, now: datetime) -> KeyPair:
+        wanted = self._own(queue, "tls-ca")
+        found = self._found(queue, wanted)
+        if found is not None:
+            data = _data(found)
+            if not {"ca.crt", "ca.key"} <= data.keys():
+                raise _UnusableError(f"Secret {wanted['metadata']['name']} has no ca.crt and ca.key; delete it")
+            return KeyPair(data["ca.crt"], data["ca.key"])
+        made = new_authority(f"TransferQueue {queue.namespace}/{queue.name}", now, AUTHORITY_LIFE)
+        self._write({**wanted, "type": "Opaque"}, {"ca.crt": made.certificate, "ca.key": made.key})
+        return made
+
+    def _keep(
+        self,
+        queue: Queue,
+        wanted: Manifest,
+        authority: KeyPair,
+        names: x509.SubjectAlternativeName,
+        now: datetime,
+        *,
+        server: bool,
+    ) -> None:
+        found = self._found(queue, wanted)
+        if found is not None and _is_good(_data(found), authority, names, now):
+            return
+        role = "server" if server else "client"
+        try:
+            made = issue(authority, f"transferqueue {role}", names, now, CERTIFICATE_LIFE, server=server)
+        except ValueError as error:
+            raise _UnusableError(f"Secret {queue.child('tls-ca')}: {error}; delete it to have it made anew") from None
+        content = {"ca.crt": authority.certificate, "tls.crt": made.certificate, "tls.key": made.key}
+        self._write({**wanted, "type": "kubernetes.io/tls"}, content)
+
+    def _own(self, queue: Queue, part: str) -> Manifest:
+        return manifest(queue, "v1", "Secret", part)
+
+    def _found(self, queue: Queue, wanted: Manifest) -> Manifest | None:
+        found = self._cluster.child(wanted)
+        metadata = wanted["metadata"]
+        own = metadata["namespace"] == queue.namespace
+        foreign = foreign_owner(found, queue.uid) if own else found is not None and _key_of(found) != _key_of(wanted)
+        if foreign:
+            where = f"{metadata['namespace']}/{metadata['name']}"
+            raise _UnusableError(f"Secret {where} exists and belongs to something else; delete it or rename the queue")
+        return found
+
+    def _write(self, secret: Manifest, content: Mapping[str, bytes]) -> None:
+        self._may_write()
+        data = {name: base64.b64encode(value).decode() for name, value in content.items()}
+        self._cluster.apply({**secret, "data": data})
+
+    def _given_secrets(self, queue: Queue, now: datetime) -> list[Problem]:
+        wanted: dict[str, tuple[str, ...]] = {}
+        if queue.tls == "secret":
+            wanted[queue.server_secret] = _KEYS
+        if queue.tls != "off" and (tokens := queue.spec.security.tokens_secret):
+            wanted[tokens] = (*wanted.get(tokens, ()), TOKENS_KEY)
+        problems = []
+        for name, keys in wanted.items():
+            reference = {"kind": "Secret", "metadata": {"namespace": queue.namespace, "name": name}}
+            try:
+                found = self._cluster.child(reference)
+            except ClusterError as error:
+                problems.append(refusal(f"Secret {name}", str(error), "SecretUnusable"))
+                continue
+            if words := _what_is_wrong(found, keys, queue.host("controller"), now):
+                problems.append(Problem("SecretUnusable", f"Secret {queue.namespace}/{name} {words}"))
+        return problems
+
+
+class _UnusableError(Exception):
+    """A Secret stands in the way; the text says what to do."""
+
+
+def _foreign(queue: Queue, namespace: str) -> Manifest:
+    """In another namespace nothing can be owned: such Secrets are found by their labels."""
+    metadata = {
+        "name": queue.client_secret(namespace),
+        "namespace": namespace,
+        "labels": labels(queue.name, _CLIENT),
+        "annotations": {QUEUE_ANNOTATION: f"{queue.namespace}/{queue.name}"},
+    }
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+
+
+def _key_of(secret: Manifest) -> tuple[str, str] | None:
+    """The queue of a Secret in another namespace; None for one in the queue's own."""
+    namespace, separator, name = secret["metadata"].get("annotations", {}).get(QUEUE_ANNOTATION, "").partition("/")
+    return (namespace, name) if separator else None
+
+
+def _data(secret: Manifest) -> dict[str, bytes]:
+    return {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
+
+
+def _is_good(data: Mapping[str, bytes], authority: KeyPair, names: x509.SubjectAlternativeName, now: datetime) -> bool:
+    if data.get("ca.crt") != authority.certificate or not {"tls.crt", "tls.key"} <= data.keys():
+        return False
+    try:
+        return (
+            not is_due(data["tls.crt"], now)
+            and issued_by(data["tls.crt"], authority.certificate)
+            and _names(data["tls.crt"]) == names
+        )
+    except ValueError:
+        return False
+
+
+def _names(certificate: bytes) -> x509.SubjectAlternativeName | None:
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        return extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def _what_is_wrong(secret: Manifest | None, keys: Iterable[str], host: str, now: datetime) -> str:
+    """Of a Secret that the user made; empty if nothing is."""
+    if secret is None:
+        return "does not exist; create it, or change spec.security."
+    data = _data(secret)
+    if missing := [key for key in keys if key not in data]:
+        return f"has no {' and no '.join(missing)}."
+    if "tls.crt" not in keys:
+        return ""
+    try:
+        end = x509.load_pem_x509_certificate(data["tls.crt"]).not_valid_after_utc
+        names = _names(data["tls.crt"])
+    except ValueError as error:
+        return f"has a tls.crt that is no certificate: {error}."
+    if end <= now:
+        return f"has a certificate that ended at {end:%Y-%m-%dT%H:%M:%SZ}; renew it."
+    if names is None or host not in names.get_values_for_type(x509.DNSName):
+        return f"has a certificate without the DNS name {host}, by which clients check it; add the name."
+    return ""
