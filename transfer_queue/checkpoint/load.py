@@ -12,7 +12,7 @@ import numpy as np
 
 from transfer_queue.checkpoint.files import BlockPlace, Manifest, blocks_path, locked, read_file, read_manifest
 from transfer_queue.checkpoint.relocate import relocate
-from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
+from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process, engine_of
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.operation import Operation
 from transfer_queue.columns.block import BlockView, EncodedBlock
@@ -42,10 +42,11 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     was saved. Fetches that wait already are served.
 
     Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
-    CapacityError.
+    CapacityError, UnsupportedRequestError for a queue of several controllers.
     """
     directory = Path(checkpoint_dir)
     client = client_of_this_process()
+    engine_of(client)
     if not directory.is_dir():
         raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}")
     try:
@@ -58,6 +59,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
 
 
 def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> None:
+    engine = engine_of(client)
     names = client.run(client.rows.partition_list())
     if names:
         raise QueueNotEmptyError(
@@ -70,7 +72,7 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> N
     try:
         for window in _windows(places):
             blocks = _read_blocks(directory, manifest, window)
-            store = client.engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
+            store = engine.store_blocks(blocks, _WAIT_S, REQUEST_S)
             stored += client.run(Operation(store, lambda refs: refs))
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
         try:
@@ -78,9 +80,9 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest) -> N
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
         content = msgspec.msgpack.encode(captured)
-        client.run(Operation(client.engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
+        client.run(Operation(engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
     except BaseException:
-        client.run(Operation(client.engine.discard_blocks(stored), lambda done: None))
+        client.run(Operation(engine.discard_blocks(stored), lambda done: None))
         raise
 
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from transfer_queue.checkpoint.files import BlockPlace, Writer, locked
 from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.engine import Engine
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
+from transfer_queue.control.directory import NO_CHECKPOINT
 from transfer_queue.errors import (
     CheckpointError,
     ConnectionLostError,
@@ -22,11 +24,12 @@ from transfer_queue.errors import (
     InvalidTypeError,
     NotInitializedError,
     TransferQueueError,
+    UnsupportedRequestError,
 )
 from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture
 
-__all__ = ["client_of_this_process", "save_checkpoint"]
+__all__ = ["client_of_this_process", "engine_of", "save_checkpoint"]
 
 REQUEST_S = 120.0
 _RETRY_FOR_S = 20.0
@@ -46,11 +49,12 @@ def save_checkpoint(
     ``include_storage=False``: no data, if the backend is not ``simple``; the rows are then loaded as lost.
 
     Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written, DataLostError or
-    ConnectionLostError if a storage unit goes away.
+    ConnectionLostError if a storage unit goes away, UnsupportedRequestError for a queue of several controllers.
     """
     directory = Path(checkpoint_dir)
     metadata = _check_metadata(metadata)
     client = client_of_this_process()
+    engine_of(client)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, shared=False):
@@ -73,6 +77,13 @@ def client_of_this_process() -> TransferQueueClient:
         raise NotInitializedError(f"TransferQueue is not initialized in this process: {error}") from None
 
 
+def engine_of(client: TransferQueueClient) -> Engine:
+    """Raises UnsupportedRequestError for a queue of several controllers."""
+    if not isinstance(client.engine, Engine):
+        raise UnsupportedRequestError(NO_CHECKPOINT)
+    return client.engine
+
+
 def _check_metadata(metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
@@ -86,7 +97,7 @@ def _check_metadata(metadata: object) -> dict[str, Any]:
 
 
 def _save(client: TransferQueueClient, writer: Writer, include_storage: bool, metadata: dict[str, Any]) -> None:
-    engine = client.engine
+    engine = engine_of(client)
     content = client.run(Operation(engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload))
     try:
         captured = msgspec.msgpack.decode(content)
@@ -107,7 +118,7 @@ def _save(client: TransferQueueClient, writer: Writer, include_storage: bool, me
 
 def _end_capture(client: TransferQueueClient) -> None:
     try:
-        client.run(Operation(client.engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
+        client.run(Operation(engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
     except ConnectionLostError:
         return  # it ended with the connection
 
@@ -144,7 +155,7 @@ def _read(client: TransferQueueClient, blocks: list[tuple[int, int, int]]) -> Fe
     deadline = time.monotonic() + _RETRY_FOR_S
     while True:
         try:
-            return client.run(Operation(client.engine.read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
+            return client.run(Operation(engine_of(client).read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
         except (ConnectionLostError, DataLostError):
             if time.monotonic() > deadline:
                 raise
