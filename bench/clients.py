@@ -1,8 +1,9 @@
-"""Many clients of one queue: ``python -m bench.clients [--clients 8192] [--processes 4]``.
+"""Many clients of one queue: ``python -m bench.clients [--clients 8192] [--processes 4] [--shards 4]``.
 
-Starts a controller and storage units on this machine. Each client is an engine of its own, with its own connections
-to the controller and to the units it uses, over TCP; all clients of a process share its one I/O loop. Each puts a row
-(1 KB, or ``--row-kb``) and gets it back, again and again, all at once, and checks the bytes. Prints one JSON object:
+Starts a controller, or several, and storage units on this machine. Each client is an engine of its own, with its own
+connections to the controllers and to the units it uses, over TCP; all clients of a process share its one I/O loop. Each
+puts a row (1 KB, or ``--row-kb``) into one of 64 partitions and gets it back, again and again, all at once, and checks
+the bytes. Prints one JSON object:
 connections, operations per second, resident bytes of the servers and of the client processes for each client.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from transfer_queue.client.engine import Engine
+from transfer_queue.client.shards import QueueEngine, attach, engines_of
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.columns.column import ColumnView
 from transfer_queue.control.commands import Commit, Lookup
@@ -35,6 +36,7 @@ OPENING = 256
 """Clients that attach at the same moment."""
 TIMEOUT_S = 300.0
 SPARE_DESCRIPTORS = 512
+PARTITIONS = 64
 
 
 def own_bytes(process: psutil.Process) -> int:
@@ -54,11 +56,11 @@ def row(number: int, turn: int, kilobytes: int) -> EncodedBlock:
     return EncodedBlock(1, [ColumnView(schema, 1, [values.view(np.uint8)], None)])
 
 
-async def one_turn(engine: Engine, number: int, turn: int, kilobytes: int) -> None:
-    key = f"k{number}"
+async def one_turn(engine: QueueEngine, number: int, turn: int, kilobytes: int) -> None:
+    partition, key = f"clients{number % PARTITIONS}", f"k{number}"
     block = row(number, turn, kilobytes)
-    await engine.put(block, Commit("clients", keys=[key], wait_s=TIMEOUT_S), timeout_s=TIMEOUT_S)
-    lookup = Lookup("clients", keys=[key], require_ready=True)
+    await engine.put(block, Commit(partition, keys=[key], wait_s=TIMEOUT_S), timeout_s=TIMEOUT_S)
+    lookup = Lookup(partition, keys=[key], require_ready=True)
     loaded = await engine.load(await engine.lookup(lookup, TIMEOUT_S), ["x"], lookup, TIMEOUT_S)
     try:
         if loaded.column_bytes("x") != block.column("x").values.tobytes():
@@ -67,10 +69,13 @@ async def one_turn(engine: Engine, number: int, turn: int, kilobytes: int) -> No
         loaded.release()
 
 
-async def attach_all(address: str, numbers: range) -> list[Engine]:
-    engines = [Engine([address], f"client{number}", run_copy) for number in numbers]
-    for start in range(0, len(engines), OPENING):
-        await asyncio.gather(*(engine.open(TIMEOUT_S) for engine in engines[start : start + OPENING]))
+async def attach_all(address: str, numbers: range) -> list[QueueEngine]:
+    engines: list[QueueEngine] = []
+    for start in range(0, len(numbers), OPENING):
+        some = numbers[start : start + OPENING]
+        engines += await asyncio.gather(
+            *(attach([address], f"client{number}", run_copy, None, TIMEOUT_S) for number in some)
+        )
     return engines
 
 
@@ -88,12 +93,12 @@ async def clients(address: str, numbers: range, turns: int, kilobytes: int, pipe
     engines = await attach_all(address, numbers)
     members = list(zip(engines, numbers, strict=True))
     await asyncio.gather(*(one_turn(engine, number, -1, kilobytes) for engine, number in members))
-    sockets = sum(len(engine.descriptors()) for engine in engines)
+    sockets = sum(len(part.descriptors()) for engine in engines for part in engines_of(engine))
     await phase({"sockets": sockets, "rss": own_bytes(psutil.Process()) - before})
 
     gc.freeze()  # no process of a user holds a thousand clients to look through
 
-    async def work(engine: Engine, number: int) -> None:
+    async def work(engine: QueueEngine, number: int) -> None:
         for turn in range(turns):
             await one_turn(engine, number, turn, kilobytes)
 
@@ -113,13 +118,16 @@ def client_process(address: str, numbers: range, turns: int, kilobytes: int, pip
     loop.close()
 
 
-def measure(count: int, processes: int, turns: int, kilobytes: int = 1, units: int = 2) -> dict[str, Any]:
+def measure(
+    count: int, processes: int, turns: int, kilobytes: int = 1, units: int = 2, shards: int = 1
+) -> dict[str, Any]:
     """Raises SystemExit if this process may not open as many files as the clients need."""
     limit = allow_descriptors()
-    if count + SPARE_DESCRIPTORS > limit:
-        sys.exit(f"{count} connections need more than the {limit} open files that are allowed here (ulimit -Hn)")
+    if count * shards + SPARE_DESCRIPTORS > limit:
+        sys.exit(f"{count} clients need more than the {limit} open files that are allowed here (ulimit -Hn)")
     room = 3 * count * kilobytes * 1024 // units  # rows are overwritten: an old and a new one, and one under way
-    plan = default_plan(units=units, unit_capacity=max(2**30, room)).with_backend_settings({"sharedMemory": False})
+    plan = default_plan(units=units, unit_capacity=max(2**30, room), shards=shards)
+    plan = plan.with_backend_settings({"sharedMemory": False})
     stack = LocalStack(plan).start()
     context = multiprocessing.get_context("spawn")
     workers = []
@@ -169,13 +177,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--row-kb", type=int, default=1)
     parser.add_argument("--units", type=int, default=2)
-    arguments = parser.parse_args()
-    print(
-        json.dumps(
-            measure(arguments.clients, arguments.processes, arguments.turns, arguments.row_kb, arguments.units),
-            indent=1,
-        )
-    )
+    parser.add_argument("--shards", type=int, default=1)
+    given = parser.parse_args()
+    found = measure(given.clients, given.processes, given.turns, given.row_kb, given.units, given.shards)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,10 +13,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from tensordict import TensorDict
 
+import transfer_queue as tq
 from tests.integration.queue_command import QueueCommand
 from tests.waiting import wait_until
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.document import load_document
 from transfer_queue.config.resource import load
+from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import ConfigError
 
 PUT_AND_GET = """
@@ -156,6 +163,29 @@ def test_a_policy_gives_programs_the_rights_of_their_namespace(simple: QueueComm
     assert "partition prefixes: 'q'" in done.stderr
     done = simple.up(sys.executable, "-c", PUT_AND_GET.replace('"p"', '"q1"'))
     assert done.stdout == "[0, 1, 2] ['hello']\n", done.stderr
+
+
+def test_a_shard_that_ends_is_started_again_while_the_others_go_on(simple: QueueCommand) -> None:
+    controller = simple.resource["spec"]["controller"]
+    controller |= {"shards": 2, "metricsPort": controller["port"] + 6}
+    simple.write()
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    assert "2 controllers, 2 storage units" in up.stderr
+    config = load_document(AttachConfig, last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE="))
+    client = tq.TransferQueueClient("test", config)
+    kept, lost = (next(name for name in map(str, range(99)) if shard_of(name, 2) == shard) for shard in range(2))
+    for name in (kept, lost):
+        client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id=name)
+    assert [item["name"] for item in json.loads(simple.run("ls", "--output", "json").stdout)] == [kept, lost]
+    victim = simple.named("controller-1.json")
+    victim.kill()
+    wait_until(lambda: not victim.is_running(), "it is gone")
+    assert client.check_production_status(["x"], kept)
+    wait_until(lambda: "serves again" in (simple.state / "transferqueue/test/tq.log").read_text(), "it is back")
+    assert client.get_partition_list() == [kept]
+    client.close()
+    assert simple.run("down").returncode == 0
 
 
 # ------------------------------------------------------------------------------------------------ what is wrong

@@ -23,7 +23,7 @@ from transfer_queue.checkpoint.files import (
     read_manifest,
 )
 from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
-from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
+from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process, engine_of
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.operation import Operation
 from transfer_queue.columns.block import BlockView, EncodedBlock
@@ -53,13 +53,14 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     was saved. Fetches that wait already are served.
 
     Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
-    CapacityError.
+    CapacityError, UnsupportedRequestError for a queue of several controllers.
     """
     load_queue(client_of_this_process(), checked_directory(checkpoint_dir))
 
 
 def load_queue(client: TransferQueueClient, directory: Path, *, progress: Progress | None = None) -> Manifest:
     """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
+    engine_of(client)
     with reading(directory) as manifest:
         _load(client, directory, manifest, progress)
         return manifest
@@ -92,6 +93,7 @@ def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, progress: Progress | None) -> None:
+    engine = engine_of(client)
     names = client.run(client.rows.partition_list())
     if names:
         raise QueueNotEmptyError(
@@ -107,15 +109,15 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, prog
         for window, blocks in _blocks(directory, manifest, progress):
             places += window
             scopes = [partitions.get(place.slot, "") for place in window]
-            store = client.engine.store_blocks(blocks, scopes, _WAIT_S, REQUEST_S)
+            store = engine.store_blocks(blocks, scopes, _WAIT_S, REQUEST_S)
             stored += client.run(Operation(store, lambda refs: refs))
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
         with _sensible(directory):
             captured["state"] = relocate(captured["state"], refs)
         content = msgspec.msgpack.encode(captured)
-        client.run(Operation(client.engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
+        client.run(Operation(engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
     except BaseException:
-        client.run(Operation(client.engine.discard_blocks(stored), lambda done: None))
+        client.run(Operation(engine.discard_blocks(stored), lambda done: None))
         raise
 
 

@@ -21,8 +21,10 @@ from transfer_queue.checkpoint.files import (
     locked,
 )
 from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.engine import Engine
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
+from transfer_queue.control.directory import NO_CHECKPOINT
 from transfer_queue.errors import (
     CheckpointError,
     ConnectionLostError,
@@ -30,11 +32,12 @@ from transfer_queue.errors import (
     InvalidTypeError,
     NotInitializedError,
     TransferQueueError,
+    UnsupportedRequestError,
 )
 from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture
 
-__all__ = ["client_of_this_process", "save_checkpoint", "save_queue"]
+__all__ = ["client_of_this_process", "engine_of", "save_checkpoint", "save_queue"]
 
 REQUEST_S = 120.0
 _RETRY_FOR_S = 20.0
@@ -54,7 +57,8 @@ def save_checkpoint(
     ``include_storage=False``: no data, if the backend is not ``simple``; the rows are then loaded as lost.
 
     Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written or the directory is
-    something else's, DataLostError or ConnectionLostError if a storage unit goes away.
+    something else's, DataLostError or ConnectionLostError if a storage unit goes away, UnsupportedRequestError for a
+    queue of several controllers.
     """
     directory = checked_directory(checkpoint_dir)
     metadata = _check_metadata(metadata)
@@ -70,6 +74,7 @@ def save_queue(
     progress: Progress | None = None,
 ) -> Manifest:
     """``save_checkpoint`` of the queue of ``client``; returns what was written."""
+    engine_of(client)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, shared=False):
@@ -93,6 +98,13 @@ def client_of_this_process() -> TransferQueueClient:
         raise NotInitializedError(f"TransferQueue is not initialized in this process: {error}") from None
 
 
+def engine_of(client: TransferQueueClient) -> Engine:
+    """Raises UnsupportedRequestError for a queue of several controllers."""
+    if not isinstance(client.engine, Engine):
+        raise UnsupportedRequestError(NO_CHECKPOINT)
+    return client.engine
+
+
 def _check_metadata(metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
@@ -112,7 +124,7 @@ def _save(
     metadata: dict[str, Any],
     progress: Progress | None,
 ) -> Manifest:
-    engine = client.engine
+    engine = engine_of(client)
     content = client.run(Operation(engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload))
     try:
         captured = msgspec.msgpack.decode(content)
@@ -133,7 +145,7 @@ def _save(
 
 def _end_capture(client: TransferQueueClient) -> None:
     try:
-        client.run(Operation(client.engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
+        client.run(Operation(engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
     except ConnectionLostError:
         return  # it ended with the connection
 
@@ -176,7 +188,7 @@ def _read(client: TransferQueueClient, blocks: list[tuple[int, int, int]]) -> Fe
     deadline = time.monotonic() + _RETRY_FOR_S
     while True:
         try:
-            return client.run(Operation(client.engine.read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
+            return client.run(Operation(engine_of(client).read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
         except (ConnectionLostError, DataLostError):
             if time.monotonic() > deadline:
                 raise

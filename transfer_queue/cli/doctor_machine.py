@@ -127,6 +127,9 @@ def ports(subject: Subject) -> Iterator[Finding]:
         yield ok("ports", f"in use by queue {plan.name}, which runs here")
         return
     wanted = {"spec.controller.port": plan.controller.port, "spec.controller.metricsPort": plan.controller.metrics_port}
+    for shard in range(1, plan.shards):
+        wanted[f"spec.controller.port + {shard}"] = plan.controller.port + shard
+        wanted[f"spec.controller.metricsPort + {shard}"] = (plan.controller.metrics_port or 0) + shard
     for number, unit in enumerate(plan.units):
         wanted[f"spec.storage.port + {number}"] = unit.port
         wanted[f"spec.storage.metricsPort + {number}"] = unit.metrics_port

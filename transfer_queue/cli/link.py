@@ -13,8 +13,11 @@ import typer
 from transfer_queue.cli.state import read_running
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses, attach_from_environment, parse_address
 from transfer_queue.config.document import load_document
+from transfer_queue.control.commands import Command, Value
+from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
 
@@ -59,17 +62,16 @@ def find_queue(queue: str | None = None, controller: str | None = None) -> Attac
 
 
 class Link:
-    """Requests to a controller, one after the other. Connects at the first one, and anew after a loss.
+    """Requests to the controller or controllers of a queue, one after the other. Connects at the first one, and anew
+    after a loss.
 
     Raises ConnectionLostError, WaitTimeoutError, or what the controller raised.
     """
 
     def __init__(self, config: AttachConfig, timeout_s: float = 10.0) -> None:
-        self._addresses = config.controller.addresses
-        self._credentials = Credentials(config.security)
-        self._timeout_s = timeout_s
+        self._first = _Line(config.controller.addresses, Credentials(config.security), timeout_s, "controller")
+        self._lines: list[_Line] = []
         self._loop = asyncio.new_event_loop()
-        self._connection: Connection | None = None
 
     def __enter__(self) -> Link:
         return self
@@ -77,13 +79,13 @@ class Link:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        for line in [self._first, *self._lines]:
+            line.close()
         self._loop.run_until_complete(asyncio.sleep(0))  # the transport closes in the loop's next round
         self._loop.close()
 
     def request(self, message: Any) -> Any:
-        """The reply to a command."""
+        """The reply to a command; of the queue's controllers the one that has the partition answers, or all of them."""
         return self._loop.run_until_complete(self._request(message))
 
     def look(self) -> dict[str, Any]:
@@ -94,13 +96,48 @@ class Link:
     @property
     def welcome(self) -> Any:
         """What the controller said in the handshake."""
-        return self._loop.run_until_complete(self._connected()).welcome
+        return self._loop.run_until_complete(self._first.connected()).welcome
 
     async def _request(self, message: Any) -> Any:
-        reply, _ = await (await self._connected()).request(message, timeout_s=self._timeout_s)
+        lines = self._lines or await self._open()
+        if isinstance(message, Command) and not spans(message):
+            return await lines[shard_of(message.partition, len(lines))].request(message)
+        replies = [await line.request(message) for line in lines]
+        if len(replies) == 1:
+            return replies[0]
+        return Value(merged([reply.value for reply in replies])) if isinstance(message, Look) else merge_values(replies)
+
+    async def _open(self) -> list[_Line]:
+        shard = Shard.of((await self._first.connected()).welcome.attributes)
+        if shard is None:
+            self._lines = [self._first]
+        else:
+            self._lines = [
+                _Line([address], self._first.credentials, self._first.timeout_s, f"controller shard {number}")
+                for number, address in enumerate(shard.addresses)
+            ]
+        return self._lines
+
+
+class _Line:
+    """A connection to one controller."""
+
+    def __init__(self, addresses: list[str], credentials: Credentials, timeout_s: float, what: str) -> None:
+        self.credentials = credentials
+        self.timeout_s = timeout_s
+        self._addresses = addresses
+        self._what = what
+        self._connection: Connection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def request(self, message: Any) -> Any:
+        reply, _ = await (await self.connected()).request(message, timeout_s=self.timeout_s)
         return reply
 
-    async def _connected(self) -> Connection:
+    async def connected(self) -> Connection:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         hello = Hello("client", f"tq-{os.getpid()}")
@@ -113,9 +150,9 @@ class Link:
                     self,
                     _DECODER,
                     Keepalive(2.0, 60.0),
-                    what="controller",
-                    timeout_s=self._timeout_s,
-                    credentials=self._credentials,
+                    what=self._what,
+                    timeout_s=self.timeout_s,
+                    credentials=self.credentials,
                 )
             except (ConnectionLostError, WaitTimeoutError) as error:
                 failure = error

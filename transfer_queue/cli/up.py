@@ -53,7 +53,8 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
 
 def _parts(plan: LocalPlan) -> str:
     units = f"{len(plan.units)} storage unit{'s' if len(plan.units) != 1 else ''}"
-    return f"a controller, {units}" + (" and a mooncake_master" if plan.master else "")
+    controllers = "a controller" if plan.shards == 1 else f"{plan.shards} controllers"
+    return f"{controllers}, {units}" + (" and a mooncake_master" if plan.master else "")
 
 
 def _describe(stack: LocalStack, attach: Path) -> RunningQueue:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
 from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCalls
-from transfer_queue.client.engine import Engine
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.manager import (
@@ -24,6 +23,7 @@ from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
+from transfer_queue.client.shards import QueueEngine, attach
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, parse_address
 from transfer_queue.config.server_info import ZMQServerInfo, controller_address
 from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError, NotInitializedError
@@ -95,11 +95,15 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             self._rows = TracedRowOperations(self._engine, self._options, self._tracer)
             self._kv = TracedKvOperations(self._engine, self._options, self._tracer)
 
-    async def _open(self) -> Engine:
-        io = shared_io()
-        engine = Engine(self.config.controller.addresses, self.client_id, io.run_copy, self.config.security)
-        await engine.open(self._options.connect_s)
-        return engine
+    async def _open(self) -> QueueEngine:
+        config = self.config
+        return await attach(
+            config.controller.addresses,
+            self.client_id,
+            shared_io().run_copy,
+            config.security,
+            self._options.connect_s,
+        )
 
     def _ready(self) -> None:
         """Before building an operation: closed? In a forked child, attach anew."""
@@ -127,7 +131,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
                 self._io.wait(self._engine.close(), timeout_s=5.0)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> QueueEngine:
         """What carries out its requests. Raises NotInitializedError once closed."""
         self._ready()
         return self._engine

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from transfer_queue.client.engine import Engine
+from transfer_queue.client.shards import attach, engines_of
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.security import PeerSecurity
@@ -72,22 +73,28 @@ async def drain_unit(
     other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError, NotAuthorizedError. Rows
     are readable at every moment, whatever is raised.
     """
-    engine = Engine(addresses, f"drain-{name}", _copy, security)
-    await engine.open(_CONNECT_S)
-    try:
-        return await _Mover(engine, name, timeout_s, progress).run(retire)
+    total = Drained(0, 0)
+
+    def add(more: Drained) -> None:
+        nonlocal total
+        total = Drained(total.blocks + more.blocks, total.nbytes + more.nbytes)
+        progress(total)
+
+    attached = await attach(addresses, f"drain-{name}", _copy, security, _CONNECT_S)
+    try:  # each controller has rows of its own there
+        await asyncio.gather(*(_Mover(engine, name, timeout_s, add).run(retire) for engine in engines_of(attached)))
+        return total
     finally:
-        await engine.close()
+        await attached.close()
 
 
 async def undrain_unit(addresses: list[str], name: str, *, security: PeerSecurity | None = None) -> None:
     """Let the unit take new blocks again. Raises RequestError, ConnectionLostError, NotAuthorizedError."""
-    engine = Engine(addresses, f"drain-{name}", _copy, security)
-    await engine.open(_CONNECT_S)
+    attached = await attach(addresses, f"drain-{name}", _copy, security, _CONNECT_S)
     try:
-        await engine.ask(Drain(name, stop=True), _REQUEST_S)
+        await asyncio.gather(*(engine.ask(Drain(name, stop=True), _REQUEST_S) for engine in engines_of(attached)))
     finally:
-        await engine.close()
+        await attached.close()
 
 
 async def _copy(work: Callable[[], T]) -> T:
@@ -95,29 +102,27 @@ async def _copy(work: Callable[[], T]) -> T:
 
 
 class _Mover:
-    def __init__(self, engine: Engine, name: str, timeout_s: float, progress: Callable[[Drained], None]) -> None:
+    def __init__(self, engine: Engine, name: str, timeout_s: float, moved: Callable[[Drained], None]) -> None:
         self._engine = engine
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout_s
         self._timeout_s = timeout_s
-        self._progress = progress
-        self._done = Drained(0, 0)
+        self._moved = moved
         self._accompanied = self._loop.time()  # when another unit last took blocks
 
-    async def run(self, retire: bool) -> Drained:
+    async def run(self, retire: bool) -> None:
         while True:
             found = (await self._engine.ask(Drain(self._name, _BLOCKS), _REQUEST_S)).value
             unit = found["unit"]
             blocks, sizes = (np.frombuffer(found[key], "<i8").tolist() for key in ("blocks", "nbytes"))
             if not blocks:
                 if not retire or (await self._engine.ask(Retire(unit), _REQUEST_S)).value:
-                    return self._done
+                    return
                 continue
             moved = await self._move(unit, _window(blocks, sizes, found["partitions"]))
             if moved:
-                self._done = Drained(self._done.blocks + len(moved), self._done.nbytes + sum(moved))
-                self._progress(self._done)
+                self._moved(Drained(len(moved), sum(moved)))
                 self._accompanied = self._loop.time()
             else:
                 self._check_hope(len(blocks))

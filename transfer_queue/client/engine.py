@@ -18,6 +18,7 @@ from transfer_queue.client.session import ControllerSession
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, BlockRef, Command, Commit, Committed, Fetch, Lookup, Reply
+from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -55,15 +56,18 @@ class Engine:
         client_id: str,
         run_copy: Callable[[Callable[[], Any]], Any],
         security: PeerSecurity | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        """Raises ConfigError for files of ``security``."""
+        """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession."""
         self._credentials = Credentials(security or PeerSecurity())
         self._scopes: dict[int, str] = {}
         self._client_id = client_id
         self._run_copy = run_copy
         self._keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
         self._placement = Placement(seed=hash(client_id))
-        self._session = ControllerSession(addresses, client_id, self._keepalive, self._units_changed, self._credentials)
+        self._session = ControllerSession(
+            addresses, client_id, self._keepalive, self._units_changed, self._credentials, shard
+        )
         self._backend: Backend | None = None
         self._backend_writer = 0
         self._backend_lock = asyncio.Lock()
@@ -76,6 +80,19 @@ class Engine:
     async def open(self, timeout_s: float) -> None:
         """Attach to the controller. Raises ConnectionLostError."""
         await self._session.open(timeout_s)
+
+    def start(self) -> None:
+        """Begin to attach; requests wait for it."""
+        self._session.start()
+
+    async def welcomed(self, timeout_s: float) -> None:
+        """See ControllerSession.welcomed."""
+        await self._session.welcomed(timeout_s)
+
+    @property
+    def shard(self) -> Shard | None:
+        """Which of several controllers this engine is with; None: the queue has one."""
+        return self._session.shard
 
     async def close(self) -> None:
         if self._backend is not None:
@@ -103,6 +120,10 @@ class Engine:
     @property
     def address(self) -> str:
         return self._session.address
+
+    def beside(self, name: str, partition: str) -> str:
+        """The name of a partition like ``name`` that fails only together with ``partition``."""
+        return name
 
     @property
     def takers(self) -> int:

@@ -13,13 +13,13 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.engine import Engine
 from transfer_queue.client.form import Form, form_of
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
+from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
@@ -37,7 +37,7 @@ Tag = dict[str, Any]
 class KvOperations:
     """Builds operations; see ``transfer_queue.interface`` for what each does."""
 
-    def __init__(self, engine: Engine, options: ClientOptions) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
         self._engine = engine
         self._options = options
 

@@ -19,12 +19,12 @@ from transfer_queue.client.arguments import (
     check_seconds,
     check_text,
 )
-from transfer_queue.client.engine import Engine
 from transfer_queue.client.form import Form, form_of
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import (
     Acknowledge,
     Batch,
@@ -85,7 +85,7 @@ def batch_meta(batch: Batch, partition_id: str, extra_info: dict[str, Any] | Non
 class RowOperations:
     """Builds operations; see ``TransferQueueClient`` for what each does."""
 
-    def __init__(self, engine: Engine, options: ClientOptions) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
         self._engine = engine
         self._options = options
 

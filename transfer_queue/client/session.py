@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.control.commands import Command, Fetch, Reply
+from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
     ConnectionLostError,
     NotAuthorizedError,
@@ -44,7 +45,11 @@ _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLL
 
 
 class ControllerSession:
-    """Runs on the I/O loop. ``changed`` is called with each new list of storage units."""
+    """Runs on the I/O loop. ``changed`` is called with each new list of storage units.
+
+    ``shard``: which of several controllers is meant. Without it the controller says which it is, if there are several,
+    and from then on it is the only one this session is with.
+    """
 
     def __init__(
         self,
@@ -53,7 +58,9 @@ class ControllerSession:
         keepalive: Keepalive,
         changed: Callable[[list[UnitInfo]], None],
         credentials: Credentials,
+        shard: Shard | None = None,
     ) -> None:
+        self.shard = shard
         self.welcome: Welcome = Welcome("controller")
         self._addresses = addresses
         self._client_id = client_id
@@ -78,18 +85,31 @@ class ControllerSession:
     def address(self) -> str:
         return ", ".join(self._addresses)
 
+    @property
+    def _what(self) -> str:
+        return "controller" if self.shard is None else f"controller shard {self.shard.number}"
+
     def connections(self) -> list[Connection]:
         return [] if self._connection is None else [self._connection]
 
     async def open(self, timeout_s: float) -> None:
         """Connect for the first time. Raises ConnectionLostError."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+        self.start()
         try:
             await self._connection_until(deadline)
         except TransferQueueError:
             self.close()
             raise
+
+    def start(self) -> None:
+        """Begin to connect; requests wait for it."""
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def welcomed(self, timeout_s: float) -> None:
+        """Return once the controller was reached for the first time. Raises ConnectionLostError."""
+        if not self.welcome.run:
+            await self._connection_until(asyncio.get_running_loop().time() + timeout_s)
 
     def close(self) -> None:
         self._closed = True
@@ -126,7 +146,7 @@ class ControllerSession:
                 connection = await self._connection_until(deadline)
                 if first_writer and first_writer != self.writer and ClientSession.is_mutating(command):
                     raise ConnectionLostError(
-                        f"the controller at {self.address} was restarted or gave this client up while "
+                        f"the {self._what} at {self.address} was restarted or gave this client up while "
                         f"{type(command).__name__} was under way; it may not have taken effect"
                     )
                 first_writer = self.writer
@@ -171,7 +191,7 @@ class ControllerSession:
             try:
                 await asyncio.wait_for(self._connected.wait(), max(0.0, deadline - loop.time()))
             except (TimeoutError, asyncio.TimeoutError):
-                reason = str(self._failure) if self._failure else f"cannot reach the controller at {self.address}"
+                reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
                 raise ConnectionLostError(f"{reason}; {_ADVICE}") from None
         return self._connection
 
@@ -200,17 +220,35 @@ class ControllerSession:
             self,
             _DECODER,
             self._keepalive,
-            what="controller",
+            what=self._what,
             timeout_s=10.0,
             credentials=self._credentials,
         )
+        if not self._settle(Shard.of(connection.welcome.attributes), address):
+            connection.close()
+            return
         before, self.welcome = self.welcome, connection.welcome
         if before.run and before.run != self.welcome.run:
-            log.warning("the controller at %s started anew; rows put before are gone", address)
+            log.warning("the %s at %s started anew; rows put before are gone", self._what, address)
         self._connection = connection
         self._failure = None
         self._changed(self.welcome.units)
         self._connected.set()
+
+    def _settle(self, found: Shard | None, address: str) -> bool:
+        """Whether the controller at ``address`` is the one that this session is with: partitions are where they were
+        only as long as there are the same shards."""
+        if not self.welcome.run and self.shard is None:
+            self.shard = found
+            if found is not None:
+                self._addresses = [address]
+        elif found != self.shard:
+            self.give_up(
+                f"the {self._what} at {address} now belongs to a queue of other controllers; call "
+                "transfer_queue.close() and init() to attach to it"
+            )
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------------------- Endpoint
 

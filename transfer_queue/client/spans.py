@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue.client.engine import Engine
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.reading import LoadedBatch
 from transfer_queue.client.rows import RowOperations
+from transfer_queue.client.shards import QueueEngine
 from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _exporter() -> SpanExporter:
 
 
 class _Spans:
-    def __init__(self, tracer: Tracer, engine: Engine) -> None:
+    def __init__(self, tracer: Tracer, engine: QueueEngine) -> None:
         self._tracer = tracer
         self._engine = engine
 
@@ -127,7 +127,7 @@ class _Spans:
 class TracedKvOperations(KvOperations):
     """Puts and gets by key, each in a span."""
 
-    def __init__(self, engine: Engine, options: ClientOptions, tracer: Tracer) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions, tracer: Tracer) -> None:
         super().__init__(engine, options)
         self._spans = _Spans(tracer, engine)
 
@@ -143,7 +143,7 @@ class TracedKvOperations(KvOperations):
 class TracedRowOperations(RowOperations):
     """Fetches, puts and gets by index, each in a span."""
 
-    def __init__(self, engine: Engine, options: ClientOptions, tracer: Tracer) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions, tracer: Tracer) -> None:
         super().__init__(engine, options)
         self._spans = _Spans(tracer, engine)
 

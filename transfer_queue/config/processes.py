@@ -78,6 +78,10 @@ class ControllerConfig(Document):
     backend: BackendChoice = BackendChoice()
     expected_units: int = Field(default=0, ge=0)
     """/readyz answers 200 once this many storage units are registered."""
+    shards: list[str] = Field(default_factory=list, max_length=defaults.MOST_SHARDS)
+    """host:port of every controller of this queue, where several share its partitions; empty: there is only this."""
+    shard: int = Field(default=0, ge=0)
+    """Which of ``shards`` this one is, from 0."""
     timing: Timing = Timing()
     durability: Durability = "none"
     journal: str | None = None
@@ -96,6 +100,9 @@ class StorageUnitConfig(Document):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     controller: list[str] = Field(min_length=1)
     """host:port of the controller(s)."""
+    shards: list[str] = Field(default_factory=list, max_length=defaults.MOST_SHARDS)
+    """host:port of every controller, in order, where several share the queue's partitions: the unit serves them all.
+    Empty: there is one controller, at ``controller``."""
     start_timeout: float = Field(default=30.0, ge=0)
     """Seconds to keep trying to reach the controller before giving up at start; later losses are retried for ever."""
     backend: BackendChoice = BackendChoice()

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from transfer_queue.config import defaults, manifest
 from transfer_queue.config.quantity import Amount, AtLeast, Quantity
-from transfer_queue.config.rules import Between, Matches, Model, Rule
+from transfer_queue.config.rules import Between, Matches, Model, OneOnClusters, Rule
 from transfer_queue.config.security import Policy, PolicyPrincipal, namespace_name
 from transfer_queue.errors import ConfigError
 
@@ -98,6 +98,11 @@ class Controller(Part):
     """The process that knows which rows exist, which are ready and who consumed them."""
 
     replicas: Annotated[int, Between(1, 1)] = Field(default=1, description="Number of controllers.")
+    shards: Annotated[int, OneOnClusters(1, defaults.MOST_SHARDS)] = Field(
+        default=1,
+        description="Controller processes that share the partitions; each takes the next port and metricsPort. More "
+        "than 1 with tq up and the simple backend only.",
+    )
     port: Port = Field(default=defaults.CONTROLLER_PORT, description="TCP port for clients and storage units.")
     metrics_port: Port = Field(
         default=defaults.CONTROLLER_METRICS_PORT, description="HTTP port: /metrics, /healthz, /readyz."

@@ -9,7 +9,8 @@ from transfer_queue.errors import InvalidInputError
 __all__ = ["MARKERS", "clear_end", "mark_end", "production_ended"]
 
 MARKERS = "transfer_queue.ended"
-"""The partition of the markers: one key for each marked partition, whose tag is ``{producer: number of producers}``."""
+"""The partition of the markers: one key for each marked partition, whose tag is ``{producer: number of producers}``.
+With several controllers there is one on each, called alike, for the partitions there."""
 
 
 def mark_end(
@@ -24,16 +25,20 @@ def mark_end(
     if producers < 1:
         raise InvalidInputError(f"producers must be at least 1, not {producers}")
     client = client or current_client()
-    client.run(client.kv.put_one(partition_id, MARKERS, None, {producer: producers}, None))
+    client.run(client.kv.put_one(partition_id, _markers(client, partition_id), None, {producer: producers}, None))
 
 
 def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> None:
     """Take back all marks of ``partition_id``. Idempotent."""
     client = client or current_client()
-    client.run(client.kv.clear([partition_id], MARKERS))
+    client.run(client.kv.clear([partition_id], _markers(client, partition_id)))
 
 
 def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
     """Whether all producers of ``partition_id`` have marked its end; its rows are then all visible."""
-    meta = client.kv_retrieve_meta([partition_id], MARKERS)
+    meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
     return any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta)
+
+
+def _markers(client: TransferQueueClient, partition_id: str) -> str:
+    return client.engine.beside(MARKERS, partition_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import yaml
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
-from transfer_queue.errors import ConfigError
+from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.launch.plan import HOST, SERVER_NAME, LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.runtime.sampler import load_sampler
@@ -49,7 +50,9 @@ class LocalStack:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._timeout_s = timeout_s
         self._master: MasterProcess | None = None
-        self._controller: ServerProcess | None = None
+        self._controllers: list[ServerProcess] = []
+        self._settings: list[ControllerConfig] = []
+        self._progress: Progress = lambda what, after: None
         self._units: list[ServerProcess] = []
         self.resources: Any = None
         """What the bootstrap of a registered storage manager started: kept as long as the queue."""
@@ -57,7 +60,8 @@ class LocalStack:
     def start(self, progress: Progress = lambda what, after: None) -> LocalStack:
         """Return when every process serves. Raises StartError with one line; then nothing is left running. A sampler
         that cannot be made is a ConfigError before anything is started."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
+        self._progress = progress
         load_sampler(self.plan.controller.sampler)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._choose_folders()
@@ -69,10 +73,13 @@ class LocalStack:
                 endpoints = self._start_master(self.plan.master)
                 self.plan = self.plan.with_backend_settings(endpoints.settings())
                 progress(f"mooncake_master at {endpoints.master_server_address}", time.monotonic() - began)
-            self._controller = self._spawn("controller", "controller", self.plan.controller)
-            for controller in wait_until_serving([self._controller], self._timeout_s):
-                progress(f"{controller.name} at {self.controller_address}", time.monotonic() - began)
-            for config in self.plan.unit_configs(self.controller_address):
+            self._settings = self.plan.controllers(self._controller_ports())
+            for shard in range(len(self._settings)):
+                self._controllers.append(self._spawn_controller(shard))
+            for server in wait_until_serving(self._controllers, self._timeout_s):
+                assert isinstance(server, ServerProcess)
+                progress(f"{server.name} at {server.address['address']}", time.monotonic() - began)
+            for config in self.plan.unit_configs(*self.controller_addresses):
                 self._units.append(self._spawn(config.name, "storage_unit", config))
             for unit in wait_until_serving(self._units, self._timeout_s):
                 progress(f"{unit.name} ready", time.monotonic() - began)
@@ -86,7 +93,28 @@ class LocalStack:
         shared = SHARED_MEMORY / f"transferqueue-{os.getuid()}" / self.plan.name
         arenas = shared if durability == "process" else self.directory / "arenas"
         arenas.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.plan = self.plan.with_folders(self.directory / "journal", arenas)
+        journal = self.directory / "journal"
+        own = {f"{shard}-of-{self.plan.shards}" for shard in range(self.plan.shards)} if self.plan.shards > 1 else {""}
+        kept = {path.name if path.is_dir() else "" for path in journal.glob("*")}
+        if not kept <= own:  # partitions would be looked for where they are not
+            raise StartError(
+                f"{journal} is of a queue with another number of controllers than {self.plan.shards}; set "
+                "spec.controller.shards back, or remove the folder to start with an empty queue"
+            )
+        self.plan = self.plan.with_folders(journal, arenas)
+
+    def _controller_ports(self) -> list[int]:
+        """Every controller has to know the ports of all of them, so that they are chosen before the start."""
+        first, count = self.plan.controller.port, self.plan.shards
+        if first or count == 1:
+            return [first + shard for shard in range(count)]
+        with ExitStack() as held:
+            probes = [held.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+            return [int(probe.getsockname()[1]) for probe in probes]
+
+    def _spawn_controller(self, shard: int) -> ServerProcess:
+        name = "controller" if self.plan.shards == 1 else f"controller-{shard}"
+        return self._spawn(name, "controller", self._settings[shard])
 
     def _make_certificates(self) -> None:
         """A CA whose key is thrown away, and certificates for the servers and for the programs of this user."""
@@ -136,14 +164,19 @@ class LocalStack:
         return self._master.start()
 
     @property
+    def controller_addresses(self) -> list[str]:
+        """host:port of each controller."""
+        return [str(controller.address["address"]) for controller in self._controllers]
+
+    @property
     def controller_address(self) -> str:
-        """host:port that clients connect to."""
-        assert self._controller is not None, "the stack is not started"
-        return str(self._controller.address["address"])
+        """host:port that clients connect to; any of several controllers will do."""
+        assert self._controllers, "the stack is not started"
+        return self.controller_addresses[0]
 
     @property
     def attach_config(self) -> AttachConfig:
-        return self.plan.attach_config(self.controller_address)
+        return self.plan.attach_config(*self.controller_addresses)
 
     def write_attach_config(self) -> Path:
         """Write the file that ``TQ_CONFIG_FILE`` names for programs that use the queue; returns its path."""
@@ -153,8 +186,22 @@ class LocalStack:
 
     @property
     def processes(self) -> list[ServerProcess]:
-        """Controller and storage units."""
-        return [process for process in (self._controller, *self._units) if process]
+        """Controllers and storage units."""
+        return [*self._controllers, *self._units]
+
+    def mend(self) -> None:
+        """Where some of several controllers ended on their own, start them again: the others and their partitions go on
+        meanwhile. Raises StartError for one that does not come up."""
+        ended = [shard for shard, controller in enumerate(self._controllers) if controller.failure()]
+        if len(ended) == len(self._controllers):
+            return
+        for shard in ended:
+            before = self._controllers[shard]
+            self._progress(f"{before.failure()}; it is started again", time.monotonic() - self._began)
+            stop_all([before])
+            self._controllers[shard] = self._spawn_controller(shard)
+            for server in wait_until_serving([self._controllers[shard]], self._timeout_s):
+                self._progress(f"{server.name} serves again", time.monotonic() - self._began)
 
     def failure(self) -> str | None:
         """One line about the first process that ended on its own; None while all run."""
@@ -166,11 +213,10 @@ class LocalStack:
     def stop(self) -> None:
         """End every process, storage units first, so that none waits for one that is gone. Idempotent."""
         stop_all(self._units)
-        if self._controller:
-            stop_all([self._controller])
+        stop_all(self._controllers)
         if self._master:
             self._master.stop()
-        self._units, self._controller, self._master, self.resources = [], None, None, None
+        self._units, self._controllers, self._master, self.resources = [], [], None, None
         if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -190,6 +236,7 @@ def default_plan(
     unit_capacity: int = 2**30,
     polling_mode: bool = False,
     sample_capacity: int | None = None,
+    shards: int = 1,
 ) -> LocalPlan:
     """What ``init()`` starts where no queue is found: memory storage on free ports, pickle allowed."""
     return LocalPlan(
@@ -216,4 +263,5 @@ def default_plan(
             for number in range(units)
         ),
         allow_pickle=True,
+        shards=shards,
     )

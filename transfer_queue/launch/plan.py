@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class LocalPlan:
     master: Master | None = None
     layout: str = "jagged"
     allow_pickle: bool = False
+    shards: int = 1
+    """Controllers that share the partitions; what is special to each of them is added by :meth:`controllers`."""
     tls: bool = False
     """Certificates are made at the start, and the servers and programs given them: see :meth:`with_security`."""
     policy: Policy | None = None
@@ -73,15 +76,37 @@ class LocalPlan:
             units=tuple(unit.model_copy(update={"directory": str(arenas)}) for unit in self.units),
         )
 
-    def unit_configs(self, controller: str) -> list[StorageUnitConfig]:
-        """The storage units of a controller that serves at ``controller`` (host:port)."""
-        return [unit.model_copy(update={"controller": [controller]}) for unit in self.units]
+    def controllers(self, ports: Sequence[int]) -> list[ControllerConfig]:
+        """The controllers; of several, each listens at its own of ``ports`` and has its share of the rows."""
+        one = self.controller
+        if self.shards == 1:
+            return [one]
+        addresses = [f"{HOST}:{port}" for port in ports]
+        rows, rest = divmod(one.sample_capacity or 0, self.shards)
+        return [
+            one.model_copy(
+                update={
+                    "port": port,
+                    "metrics_port": one.metrics_port and one.metrics_port + shard,
+                    "sample_capacity": None if one.sample_capacity is None else rows + (shard < rest),
+                    "journal": one.journal and f"{one.journal}/{shard}-of-{self.shards}",
+                    "shards": addresses,
+                    "shard": shard,
+                }
+            )
+            for shard, port in enumerate(ports)
+        ]
 
-    def attach_config(self, controller: str) -> AttachConfig:
+    def unit_configs(self, *controllers: str) -> list[StorageUnitConfig]:
+        """The storage units of controllers that serve at ``controllers`` (host:port)."""
+        update = {"controller": list(controllers), "shards": list(controllers) if self.shards > 1 else []}
+        return [unit.model_copy(update=update) for unit in self.units]
+
+    def attach_config(self, *controllers: str) -> AttachConfig:
         """What programs need to use the queue."""
         return AttachConfig(
             name=self.name,
-            controller=ControllerAddresses(addresses=[controller]),
+            controller=ControllerAddresses(addresses=list(controllers)),
             layout="dense" if self.layout == "dense" else "jagged",
             security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls),
         )
@@ -108,9 +133,12 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
 def plan_local(resource: TransferQueue) -> LocalPlan:
     """The processes of ``resource``. Storage unit i listens i ports above ``spec.storage.port``.
 
-    Raises ConfigError for a backend that has no local processes, and for what only a cluster has.
+    Controller i of several listens i ports above ``spec.controller.port``. Raises ConfigError for a backend that has no
+    local processes, for what only a cluster has, and for settings that do not fit several controllers.
     """
     spec = resource.spec
+    if spec.controller.shards > 1:
+        _check_shards(spec)
     if spec.security.tokens_secret is not None:
         raise ConfigError(
             "spec.security.tokensSecret: there are no Secrets on one machine, whose programs show the certificate that "
@@ -153,7 +181,37 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
         tls=spec.tls_mode("off") != "off",
         policy=spec.security.policy_document(SERVER_NAME),
         namespace=resource.metadata.namespace,
+        shards=spec.controller.shards,
     )
+
+
+def _check_shards(spec: Spec) -> None:
+    controller, storage = spec.controller, spec.storage
+    if spec.backend.simple is None:
+        raise ConfigError(
+            f'spec.controller.shards: the units of backend "{spec.backend.kind}" serve one controller; use 1, or the '
+            "simple backend"
+        )
+    if spec.security.policy is not None:
+        raise ConfigError("spec.security.policy: tenants are kept apart by one controller only; leave shards out")
+    if spec.sample_capacity is not None and spec.sample_capacity < controller.shards:
+        raise ConfigError(
+            f"spec.controller.sampleCapacity: {spec.sample_capacity} rows cannot be shared out to {controller.shards} "
+            "shards; raise it"
+        )
+    used: dict[int, str] = {}
+    for name, first, count in (
+        ("spec.controller.port", controller.port, controller.shards),
+        ("spec.controller.metricsPort", controller.metrics_port, controller.shards),
+        ("spec.storage.port", storage.port, storage.replicas),
+        ("spec.storage.metricsPort", storage.metrics_port, storage.replicas),
+    ):
+        if first + count > 65536:
+            raise ConfigError(f"{name}: ports {first} to {first + count - 1} are needed; choose a lower one")
+        for port in range(first, first + count):
+            if port in used:
+                raise ConfigError(f"{name}: port {port} is one of {used[port]} too; choose ports further apart")
+            used[port] = name
 
 
 def _port(name: str, first: int, number: int) -> int:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.launch.local import LocalStack
+from transfer_queue.launch.process import ServerProcess
 
 __all__ = ["Interrupted", "interruptible", "keep", "run_command"]
 
@@ -91,15 +92,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
-    """Yield after each signal (at least one at once). Raises StartError when a server ends on its own."""
+    """Yield after each signal (at least one at once). Raises StartError when a server ends on its own that cannot be
+    mended."""
+    watched: set[ServerProcess] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(signals.wakeup, selectors.EVENT_READ)
-        for process in stack.processes:
-            selector.register(process, selectors.EVENT_READ)  # its standard output ends with it
         while True:
+            serving = set(stack.processes)
+            for process in watched - serving:
+                selector.unregister(process)
+            for process in serving - watched:
+                selector.register(process, selectors.EVENT_READ)  # its standard output ends with it
+            watched = serving
             signals.collect()
             yield
             selector.select(timeout=1.0)  # seconds; the master has no pipe and is looked at now and then
+            stack.mend()
             if failure := stack.failure():
                 raise StartError(failure)
 

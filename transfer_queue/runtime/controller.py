@@ -20,9 +20,10 @@ from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Reply, Value
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.directory import NO_CHECKPOINT, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
-from transfer_queue.errors import ConfigError, RequestError, TransferQueueError
+from transfer_queue.errors import ConfigError, RequestError, TransferQueueError, UnsupportedRequestError
 from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
@@ -86,7 +87,9 @@ class Controller(Server):
         self.metrics_address = ""
         """host:port of /metrics; empty: off."""
         self.journal: GroupCommit | None = None
-        self.clients = ClientSessions(secrets.token_hex(8), self._session_opened)
+        self.clients = ClientSessions(
+            secrets.token_hex(8), self._session_opened, config.shard, max(1, len(config.shards))
+        )
         self.units = UnitRegistry(
             core,
             self.clients,
@@ -160,6 +163,8 @@ class Controller(Server):
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
+        if self.config.shards:
+            attributes.update(Shard(self.config.shard, self.config.shards).attribute())
         if self.access is not None and self.access.limited and connection.principal is not None:
             attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
         return attributes
@@ -170,6 +175,8 @@ class Controller(Server):
         try:
             if self.access is not None:
                 self.access.check(connection, body)
+            if self.config.shards:
+                self._check_shard(body)
             if isinstance(body, Capture | EndCapture | Adopt):
                 self.checkpoints.serve(connection, request, body, payload)
                 reply = None
@@ -207,6 +214,19 @@ class Controller(Server):
                 joined = msgspec.structs.replace(joined, ticket_key=self.tickets.key)
             return joined
         raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
+
+    def _check_shard(self, body: Any) -> None:
+        """Raises RequestError for what another shard has to answer, or all of them at the same moment."""
+        shards = self.config.shards
+        if isinstance(body, Capture | EndCapture | Adopt):
+            raise UnsupportedRequestError(NO_CHECKPOINT)
+        if isinstance(body, Command) and not spans(body):
+            owner = shard_of(body.partition, len(shards))
+            if owner != self.config.shard:
+                raise RequestError(
+                    f"partition {body.partition!r} is on controller shard {owner}, at {shards[owner]}, and this is "
+                    f"shard {self.config.shard}; attach again, with this release of TransferQueue"
+                )
 
     def _trace(self, connection: Connection, most: int) -> list[Any]:
         if most > 0:
@@ -405,7 +425,10 @@ class Controller(Server):
 
 async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
     """Run a controller until ``stop`` is set."""
+    if config.shards:
+        _check_shards(config)
     core = ControlCore(
+        shard=config.shard,
         sampler=load_sampler(config.sampler),
         polling=config.polling_mode,
         sample_capacity=config.sample_capacity,
@@ -440,6 +463,18 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
         await controller.close()
         if keeping is not None:
             keeping.close()
+
+
+def _check_shards(config: ControllerConfig) -> None:
+    if config.shard >= len(config.shards):
+        raise ConfigError(f"shard: {config.shard} is none of the {len(config.shards)} shards, which count from 0")
+    if config.backend.kind != "simple":
+        raise ConfigError(
+            f"shards: the units of backend {config.backend.kind!r} serve one controller; use the simple backend, or "
+            "one controller"
+        )
+    if config.security.policy_file is not None:
+        raise ConfigError("security.policyFile: tenants are kept apart by one controller only; leave shards out")
 
 
 def _same(content_type: str, content: bytes) -> tuple[str, bytes]:

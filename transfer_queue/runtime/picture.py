@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.control.commands import Fetch
@@ -12,7 +13,7 @@ from transfer_queue.control.waiters import Waiter
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
 
-__all__ = ["picture"]
+__all__ = ["merged", "picture"]
 
 _MOST_WAITERS = 100
 
@@ -61,6 +62,29 @@ def picture(controller: Controller) -> dict[str, Any]:
             "bytes_put": counters.bytes_put,
             "rows_fetched": counters.rows_fetched,
         },
+    }
+
+
+def merged(pictures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The pictures of all controllers of a queue as one. Every controller has every unit, and every client."""
+    units: dict[str, dict[str, Any]] = {}
+    for unit in (unit for one in pictures for unit in one["units"]):
+        seen = units.setdefault(unit["name"], unit)
+        seen["connected"] = seen["connected"] and unit["connected"]
+        seen["draining"] = seen["draining"] or unit["draining"]
+    capacities = [one["sample_capacity"] for one in pictures]
+    waiters = [waiter for one in pictures for waiter in one["waiters"]]
+    return {
+        **pictures[0],
+        "run": " ".join(one["run"] for one in pictures),
+        "uptime_s": min(one["uptime_s"] for one in pictures),
+        "rows": sum(one["rows"] for one in pictures),
+        "sample_capacity": None if None in capacities else sum(capacities),
+        "clients": max(one["clients"] for one in pictures),
+        "partitions": [partition for one in pictures for partition in one["partitions"]],
+        "waiters": sorted(waiters, key=lambda waiter: -waiter["waited_s"])[:_MOST_WAITERS],
+        "units": list(units.values()),
+        "counters": {name: sum(one["counters"][name] for one in pictures) for name in pictures[0]["counters"]},
     }
 
 

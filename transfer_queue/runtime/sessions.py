@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from transfer_queue.control.commands import Acknowledge, Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.control.directory import writer_bits
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.entries import SavedSession
@@ -86,14 +87,23 @@ class ClientSession:
 
 
 class ClientSessions:
-    """Sessions by writer number. Numbers start at random so that they differ between lives of a controller.
+    """Sessions by writer number. Numbers start at random so that they differ between lives of a controller; those of
+    ``shards`` controllers of one queue differ in their highest bits.
 
     ``opened`` is called with each new session."""
 
-    def __init__(self, run: str, opened: Callable[[ClientSession], None] = lambda session: None) -> None:
+    def __init__(
+        self,
+        run: str,
+        opened: Callable[[ClientSession], None] = lambda session: None,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self.run = run
         self._opened = opened
-        self._next_writer = 1 + secrets.randbelow(2**30)
+        self._numbers = 1 << writer_bits(shards)
+        self._first_writer = shard * self._numbers
+        self._next_writer = 1 + secrets.randbelow(self._numbers // 2)
         self._by_writer: dict[int, ClientSession] = {}
 
     def admit(self, hello: Hello, connection: Connection) -> tuple[ClientSession, bool]:
@@ -101,14 +111,18 @@ class ClientSessions:
         session = self._by_writer.get(hello.writer) if hello.run == self.run else None
         resumed = session is not None and session.client_id == hello.client_id
         if session is None or not resumed:
-            while self._next_writer in self._by_writer:
-                self._next_writer += 1
-            session = ClientSession(self._next_writer, hello.client_id)
-            self._next_writer += 1
+            session = ClientSession(self._new_writer(), hello.client_id)
             self._by_writer[session.writer] = session
             self._opened(session)
         session.connection = connection
         return session, resumed
+
+    def _new_writer(self) -> int:
+        while True:
+            writer = self._first_writer + self._next_writer
+            self._next_writer = self._next_writer % (self._numbers - 1) + 1
+            if writer not in self._by_writer:
+                return writer
 
     def get(self, writer: int) -> ClientSession | None:
         return self._by_writer.get(writer)

@@ -11,14 +11,15 @@ import logging
 import random
 import secrets
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any, cast
 
 import msgspec
 
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
+from transfer_queue.control.directory import shard_of_block
+from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
 from transfer_queue.runtime.counters import UnitCounters
@@ -43,7 +44,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["BlockServer", "ControllerLink", "main"]
+__all__ = ["BlockServer", "ControllerLink", "ControllerLinks", "main"]
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ class _ClientPeer:
 class BlockServer(Server):
     """Passes clients' requests to a store that serves them."""
 
-    def __init__(self, store: ClientServing, keepalive: Keepalive, link: ControllerLink) -> None:
+    def __init__(self, store: ClientServing, keepalive: Keepalive, links: ControllerLinks) -> None:
         super().__init__(_CLIENTS, keepalive)
         self._store = store
-        self._link = link
+        self._links = links
         self._tasks: set[asyncio.Task[None]] = set()
         self.counters = UnitCounters()
 
@@ -138,16 +139,31 @@ class BlockServer(Server):
     def gone(self, connection: Connection) -> None:
         orphans = self._store.disconnected(connection.context)
         if orphans:
-            self._link.report_orphans(orphans)
+            self._links.report_orphans(orphans)
 
 
 class ControllerLink:
-    """The connection that a storage unit keeps to its controller: it registers, reports and is told what to free."""
+    """The connection that a storage unit keeps to a controller: it registers, reports and is told what to free.
 
-    def __init__(self, config: StorageUnitConfig, store: UnitStore, keepalive: Keepalive) -> None:
+    ``addresses``: of the controller. ``owns``: whether a block is that controller's. ``alone``: whether the unit is of
+    no use without it.
+    """
+
+    def __init__(
+        self,
+        config: StorageUnitConfig,
+        store: UnitStore,
+        keepalive: Keepalive,
+        addresses: list[str],
+        owns: Callable[[int], bool] | None,
+        alone: Callable[[], bool],
+    ) -> None:
         self.address = ""
         """Where clients reach this unit; set before ``run``."""
         self.connected = False
+        self._addresses = addresses
+        self._owns = owns
+        self._alone = alone
         self._config = config
         self._store = store
         self._keepalive = keepalive
@@ -159,8 +175,13 @@ class ControllerLink:
 
     def report_orphans(self, blocks: list[int]) -> None:
         """Not connected: the inventory of the next registration tells the controller."""
-        if self._connection is not None:
-            self._connection.send(ReportOrphans(pack_blocks(blocks)))
+        own = self._own(blocks)
+        if self._connection is not None and own:
+            self._connection.send(ReportOrphans(pack_blocks(own)))
+
+    def _own(self, blocks: list[int]) -> list[int]:
+        """Those of ``blocks`` that this controller knows of."""
+        return blocks if self._owns is None else [block for block in blocks if self._owns(block)]
 
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
@@ -169,7 +190,8 @@ class ControllerLink:
             self._connection.close()
 
     async def run(self, registered: asyncio.Event) -> None:
-        """Stay registered for ever. Raises ConnectionLostError if the first registration fails for too long."""
+        """Stay registered for ever. Raises ConnectionLostError if the first registration fails for too long, unless
+        there are other controllers to serve: then it goes on trying."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._config.start_timeout
         delay = _RETRY_S[0]
@@ -180,7 +202,10 @@ class ControllerLink:
                 if not registered.is_set() and (
                     loop.time() >= give_up or not isinstance(error, ConnectionLostError | TimeoutError)
                 ):
-                    raise
+                    if self._alone() or not isinstance(error, ConnectionLostError | TimeoutError):
+                        raise
+                    log.warning("serving without one controller for now: %s", error)
+                    registered.set()
                 log.info("not registered: %s", error)
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # spread the reconnects of many units
                 delay = min(delay * 2, _RETRY_S[1])
@@ -195,7 +220,7 @@ class ControllerLink:
         connection = await self._connect()
         try:
             stats = self._store.stats()
-            held = await self._store.inventory()
+            held = self._own(await self._store.inventory())
             ahead = len(held) // _LISTED * _LISTED
             _list_blocks(connection, held[:ahead])
             join = Join(
@@ -226,7 +251,7 @@ class ControllerLink:
     async def _connect(self) -> Connection:
         hello = Hello("unit", self._config.name)
         failure: TransferQueueError | None = None
-        for address in self._config.controller:
+        for address in self._addresses:
             try:
                 return await connect(
                     address,
@@ -277,6 +302,57 @@ def _list_blocks(connection: Connection, blocks: list[int]) -> None:
         connection.send(Holding(pack_blocks(blocks[start : start + _LISTED])))
 
 
+class ControllerLinks:
+    """The links to all controllers of the queue."""
+
+    def __init__(self, config: StorageUnitConfig, store: UnitStore, keepalive: Keepalive) -> None:
+        shards = len(config.shards)
+
+        def link_of(shard: int, address: str) -> ControllerLink:
+            def owns(block: int) -> bool:
+                return shard_of_block(block, shards) == shard
+
+            return ControllerLink(config, store, keepalive, [address], owns, lambda: not self.connected)
+
+        self._links = [link_of(*each) for each in enumerate(config.shards)]
+        if not shards:
+            self._links = [ControllerLink(config, store, keepalive, config.controller, None, lambda: True)]
+
+    @property
+    def connected(self) -> bool:
+        """Is any controller there?"""
+        return any(link.connected for link in self._links)
+
+    def missing(self) -> str:
+        """What readiness waits for; empty when ready."""
+        if self.connected:
+            return ""
+        return "not registered with " + ("the controller" if len(self._links) == 1 else "any controller")
+
+    def report_orphans(self, blocks: list[int]) -> None:
+        for link in self._links:
+            link.report_orphans(blocks)
+
+    def start_over(self) -> None:
+        for link in self._links:
+            link.start_over()
+
+    async def run(self, address: str, registered: asyncio.Event) -> None:
+        """As `ControllerLink.run`, with all controllers at once; clients reach this unit at ``address``."""
+
+        async def all_registered(first: list[asyncio.Event]) -> None:
+            for event in first:
+                await event.wait()
+            registered.set()
+
+        first = [asyncio.Event() for _ in self._links]
+        for link in self._links:
+            link.address = address
+        await asyncio.gather(
+            all_registered(first), *(link.run(event) for link, event in zip(self._links, first, strict=True))
+        )
+
+
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     settings = {"prefault": config.prefault, **config.backend.settings}
@@ -287,30 +363,33 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         config.directory,
         config.durability,
         log.warning,
-        lost=lambda: link.start_over(),
+        lost=lambda: links.start_over(),
     )
     store = await open_store(config.backend.kind, context)
     if config.security.policy_file is not None:
-        store = cast("UnitStore", GuardedStore(store, lambda: link.connected))
+        if config.shards:
+            raise ConfigError("security.policyFile: tenants are kept apart by one controller only; leave shards out")
+        store = cast("UnitStore", GuardedStore(store, lambda: links.connected))
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
-    link = ControllerLink(config, store, keepalive)
-    server = BlockServer(cast("ClientServing", store), keepalive, link) if hasattr(store, "serve") else None
+    links = ControllerLinks(config, store, keepalive)
+    server = BlockServer(cast("ClientServing", store), keepalive, links) if hasattr(store, "serve") else None
     status = StatusServer(
-        unit_registry(config.name, store.stats, lambda: link.connected, server),
-        lambda: "" if link.connected else "not registered with the controller",
+        unit_registry(config.name, store.stats, lambda: links.connected, server),
+        links.missing,
     )
     registered = asyncio.Event()
     running: asyncio.Task[None] | None = None
+    address = ""
     try:
         if server is not None:
             await server.listen(config.host, config.port, config.advertise_host, config.security)
-            link.address = server.address
+            address = server.address
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)
-        running = asyncio.create_task(link.run(registered))
+        running = asyncio.create_task(links.run(address, registered))
         await _first(running, registered, stop)
         if registered.is_set():
-            announce_ready(name=config.name, address=link.address or None, metrics=status.address or None)
+            announce_ready(name=config.name, address=address or None, metrics=status.address or None)
         await _first(running, stop)
     finally:
         if running is not None:

@@ -149,3 +149,42 @@ def test_ports_above_the_last_are_refused() -> None:
 def test_a_storage_unit_too_small_to_start_is_refused_by_its_field(backend: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         plan_local(queue(backend, storage={"capacity": 4096}))
+
+
+def sharded(controller: dict[str, Any], **spec: Any) -> TransferQueue:
+    return queue({"simple": {}}, controller={"shards": 3, **controller}, **spec)
+
+
+def test_shards_get_consecutive_ports_and_share_out_the_rows() -> None:
+    plan = plan_local(sharded({"port": 6000, "metricsPort": 7000, "sampleCapacity": 11}))
+    controllers = plan.controllers([6000, 6001, 6002])
+    addresses = ["127.0.0.1:6000", "127.0.0.1:6001", "127.0.0.1:6002"]
+    assert [(one.shard, one.port, one.metrics_port, one.sample_capacity) for one in controllers] == [
+        (0, 6000, 7000, 4),
+        (1, 6001, 7001, 4),
+        (2, 6002, 7002, 3),
+    ]
+    assert all(one.shards == addresses for one in controllers)
+    assert all(unit.shards == unit.controller == addresses for unit in plan.unit_configs(*addresses))
+    assert plan.attach_config(*addresses).controller.addresses == addresses
+
+
+def test_one_controller_is_what_it_was_without_shards() -> None:
+    plan = plan_local(queue({"simple": {}}))
+    assert plan.controllers([1]) == [plan.controller]
+    assert (plan.controller.shards, plan.unit_configs("127.0.0.1:1")[0].shards) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (queue({"mooncake": {}}, controller={"shards": 2}), "spec.controller.shards: the units of backend"),
+        (sharded({"sampleCapacity": 2}), "2 rows cannot be shared out to 3 shards"),
+        (sharded({"port": 50069}), "spec.storage.port: port 50070 is one of spec.controller.port too"),
+        (sharded({"port": 65534}), "spec.controller.port: ports 65534 to 65536 are needed"),
+    ],
+    ids=["backend", "rows", "overlap", "too high"],
+)
+def test_settings_that_do_not_fit_several_controllers_are_refused(wanted: TransferQueue, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_local(wanted)

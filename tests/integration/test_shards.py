@@ -1,0 +1,288 @@
+"""A queue of three controllers: every partition on one of them, and no fault of one of them felt elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from tests.waiting import wait_until
+from transfer_queue.cli.link import Link
+from transfer_queue.client.draining import drain_unit, undrain_unit
+from transfer_queue.config.processes import Timing
+from transfer_queue.control.commands import Clear, ListKeys
+from transfer_queue.control.directory import shard_of
+from transfer_queue.dataloader import StreamingDataset, mark_end
+from transfer_queue.errors import ConnectionLostError, RequestError, StartError, UnsupportedRequestError
+from transfer_queue.launch import local
+from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.launch.plan import LocalPlan
+from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+
+SHARDS = 3
+DEAD = 2
+"""The shard that is killed."""
+
+
+def partition_on(shard: int, what: str = "p") -> str:
+    """A name that no other test uses, of a partition on that shard."""
+    return next(name for name in iter(lambda: f"{what}-{uuid.uuid4().hex}", "") if shard_of(name, SHARDS) == shard)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    plan = default_plan(units=2, unit_capacity=64 << 20, shards=SHARDS, sampler="RankAwareSampler")
+    timing = {"timing": Timing(heartbeat=0.3, reconnect_grace=1.0)}
+    units = tuple(unit.model_copy(update=timing) for unit in plan.units)
+    controller = plan.controller.model_copy(update=timing)
+    with LocalStack(replace(plan, controller=controller, units=units)).start() as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tq.TransferQueueClient]:
+    """Attached through one controller, as ``TQ_CONTROLLER_ADDRESS`` may name just one."""
+    monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "3")
+    tq.init({"controller": {"addresses": [stack.controller_addresses[1]]}, "security": {"allowPickle": True}})
+    yield tq.get_client()
+    for name in tq.get_client().get_partition_list():
+        tq.get_client().clear_partition(name)
+    tq.close()
+
+
+def batch(seed: int, rows: int = 6) -> TensorDict:
+    random = torch.Generator().manual_seed(seed)
+    wide = torch.randn(rows, 20_000, generator=random)  # through shared memory; the others travel with the request
+    ragged = [torch.full((number % 4,), seed + number) for number in range(rows)]
+    text = [f"text {seed} {number}" for number in range(rows)]
+    fields = {"wide": wide, "ragged": torch.nested.as_nested_tensor(ragged, layout=torch.jagged), "text": text}
+    return TensorDict(fields, batch_size=[rows])
+
+
+def same(found: TensorDict, put: TensorDict) -> bool:
+    wide = found["wide"].to_padded_tensor(0) if found["wide"].is_nested else found["wide"]
+    ragged = zip(found["ragged"].unbind(), put["ragged"].unbind(), strict=True)
+    return (
+        torch.equal(wide, put["wide"])
+        and all(torch.equal(one, other) for one, other in ragged)
+        and found["text"].tolist() == put["text"].tolist()
+    )
+
+
+def kill(stack: LocalStack) -> ServerProcess:
+    victim = stack.processes[DEAD]
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_until(victim.failure, "the controller is dead")
+    return victim
+
+
+def used(stack: LocalStack) -> int:
+    """Bytes in the storage units, as all controllers heard last."""
+    with Link(stack.attach_config) as link:
+        return sum(unit["used"] for unit in link.look()["units"])
+
+
+# ------------------------------------------------------------------------------------------------------- one queue
+
+
+def test_partitions_lie_on_all_shards_and_come_back_as_they_were_put(client: tq.TransferQueueClient) -> None:
+    names = [partition_on(number % SHARDS) for number in range(9)]
+    metas = [client.put(batch(seed), partition_id=name) for seed, name in enumerate(names)]
+    assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
+    indexes = [index for meta in metas for index in meta.global_indexes]
+    assert len(set(indexes)) == len(indexes) == 54
+    everything = tq.BatchMeta.concat(metas)  # rows of all shards in one get
+    assert same(client.get_data(everything)[6:12], batch(1))
+    for name in names:
+        client.clear_partition(name)
+
+
+def test_lists_are_of_all_shards(client: tq.TransferQueueClient, stack: LocalStack) -> None:
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    for number, name in enumerate(names):
+        tq.kv_batch_put(["a", "b"], name, TensorDict({"x": torch.arange(2)}, batch_size=[2]), [{"n": number}] * 2)
+    listed = tq.kv_list()
+    assert {name: listed[name] for name in names} == {
+        name: {"a": {"n": number}, "b": {"n": number}} for number, name in enumerate(names)
+    }
+    assert set(names) <= set(client.get_partition_list())
+    assert tq.kv_list(names[0]) == {names[0]: listed[names[0]]}
+    with Link(stack.attach_config) as link:
+        picture = link.look()
+        assert {item["name"]: item["rows"] for item in picture["partitions"] if item["name"] in names} == dict.fromkeys(
+            names, 2
+        )
+        assert sorted(unit["name"] for unit in picture["units"]) == ["storage-0", "storage-1"]
+        assert picture["clients"] >= 2
+        assert link.request(ListKeys(names[2])).value == {names[2]: listed[names[2]]}
+        for name in names:
+            link.request(Clear(name))
+        assert not set(names) & set(link.request(ListKeys("")).value)
+
+
+def test_what_is_cleared_frees_its_storage_whichever_shard_had_it(
+    client: tq.TransferQueueClient, stack: LocalStack
+) -> None:
+    wait_until(lambda: used(stack) == 0, "earlier tests have left nothing")
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    for name in names:
+        client.put(batch(0), partition_id=name)
+    wait_until(lambda: used(stack) >= SHARDS * 6 * 20_000 * 4, "the units report what they hold")
+    for name in names:
+        client.clear_partition(name)
+    wait_until(lambda: used(stack) == 0, "everything is freed")
+
+
+def test_streams_end_and_ranks_share_the_rows_of_a_partition(client: tq.TransferQueueClient) -> None:
+    name = partition_on(0)
+    for start in range(0, 10, 5):
+        client.put(TensorDict({"x": torch.arange(start, start + 5)}, batch_size=[5]), partition_id=name)
+    mark_end(name)
+    seen = [
+        [td["x"].tolist() for td, _ in StreamingDataset(None, 4, 4, ["x"], name, task_name=task, dp_rank=rank)]
+        for task, rank in (("train", 0), ("train", 1), ("other", 1))
+    ]
+    assert seen == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]]
+
+
+def test_a_unit_is_emptied_of_the_blocks_of_all_shards(client: tq.TransferQueueClient, stack: LocalStack) -> None:
+    metas = [client.put(batch(seed), partition_id=partition_on(seed % SHARDS)) for seed in range(6)]
+    reports: list[int] = []
+    first = stack.controller_addresses[:1]
+    done = asyncio.run(drain_unit(first, "storage-0", progress=lambda now: reports.append(now.blocks)))
+    assert done.blocks >= 2
+    assert reports[-1] == done.blocks
+    with Link(stack.attach_config) as link:
+        wait_until(lambda: 0 in [unit["used"] for unit in link.look()["units"]], "the unit is empty")
+    assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
+    asyncio.run(undrain_unit(first, "storage-0"))
+    for meta in metas:
+        client.clear_samples(meta)
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_a_checkpoint_is_refused(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequestError, match="several controllers do not share"):
+        tq.save_checkpoint(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(UnsupportedRequestError, match="several controllers do not share"):
+        tq.load_checkpoint(tmp_path / "b")
+    assert list(tmp_path.iterdir()) == [tmp_path / "b"]
+
+
+def test_a_controller_refuses_partitions_of_others(client: tq.TransferQueueClient, stack: LocalStack) -> None:
+    """What a client that does not know of shards would ask."""
+    with Link(stack.attach_config) as link:
+        link.look()
+        with pytest.raises(RequestError, match=r"is on controller shard 1, at .* this is shard 0"):
+            link._loop.run_until_complete(link._lines[0].request(Clear(partition_on(1))))
+
+
+# ----------------------------------------------------------------------------------------------------- one that is gone
+
+
+def test_a_dead_controller_costs_its_own_partitions_only(client: tq.TransferQueueClient, stack: LocalStack) -> None:
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    metas = [client.put(batch(shard), partition_id=name) for shard, name in enumerate(names)]
+    victim = kill(stack)
+    late = tq.TransferQueueClient("late", stack.attach_config)  # attaching needs one controller, not all
+    with ThreadPoolExecutor() as pool:  # each waits for the controller as long as a request may take
+        calls = [
+            pool.submit(client.get_data, metas[DEAD]),
+            pool.submit(client.put, batch(9), partition_id=names[DEAD]),
+            pool.submit(client.get_partition_list),
+            pool.submit(late.put, batch(9), partition_id=names[DEAD]),
+        ]
+        for call in calls:
+            with pytest.raises(ConnectionLostError, match=f"controller shard {DEAD}"):
+                call.result()
+    for shard in {*range(SHARDS)} - {DEAD}:
+        assert same(client.get_data(metas[shard]), batch(shard))
+        assert same(late.get_data(late.put(batch(shard + 5), partition_id=names[shard])), batch(shard + 5))
+        mark_end(names[shard])
+        stream = StreamingDataset(None, 12, 12, ["text"], names[shard], task_name="t", dp_rank=0)
+        assert [len(meta) for _, meta in stream] == [12]
+
+    stack.mend()
+    assert stack.processes[DEAD].pid != victim.pid
+    assert stack.failure() is None
+    meta = wait_until(lambda: try_put(late, names[DEAD]), "the new controller serves the old client")
+    assert same(late.get_data(meta), batch(7))
+    assert client.kv_list(names[DEAD]) == {names[DEAD]: {}}
+    assert same(client.get_data(metas[0]), batch(0))
+    late.close()
+    for name in names:
+        client.clear_partition(name)
+    wait_until(lambda: used(stack) == 0, "blocks of the dead controller's rows are freed as well")
+
+
+def try_put(client: tq.TransferQueueClient, partition: str) -> tq.BatchMeta | None:
+    try:
+        return client.put(batch(7), partition_id=partition)
+    except ConnectionLostError:
+        return None
+
+
+def test_a_client_of_other_controllers_than_there_are_now_is_told_so(stack: LocalStack, tmp_path: Path) -> None:
+    client = tq.TransferQueueClient("old", stack.attach_config)
+    name = partition_on(DEAD)
+    client.put(batch(0), partition_id=name)
+    victim = kill(stack)
+    settings = stack.plan.controllers([int(address.rsplit(":", 1)[1]) for address in stack.controller_addresses])[DEAD]
+    alone = settings.model_copy(update={"shards": [], "shard": 0})
+    other = ServerProcess("other", "transfer_queue.runtime.controller", alone, tmp_path)
+    try:
+        for _ in wait_until_serving([other], 60.0):
+            with pytest.raises(ConnectionLostError, match="belongs to a queue of other controllers"):
+                client.kv_list(name)
+    finally:
+        stop_all([other])
+    client.close()
+    assert victim.failure()
+    stack.mend()
+
+
+# ----------------------------------------------------------------------------------------------------------- durability
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[LocalPlan]:
+    plan = default_plan(units=1, unit_capacity=16 << 20, shards=2)
+    name = f"durable-{uuid.uuid4().hex[:8]}"
+    units = tuple(unit.model_copy(update={"durability": "process"}) for unit in plan.units)
+    yield LocalPlan(name, plan.controller.model_copy(update={"durability": "process"}), units, shards=2)
+    for folder in local.SHARED_MEMORY.glob(f"transferqueue-*/{name}"):
+        shutil.rmtree(folder)
+
+
+def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: LocalPlan, tmp_path: Path) -> None:
+    names = [next(f"step-{n}" for n in range(99) if shard_of(f"step-{n}", 2) == shard) for shard in range(2)]
+    with LocalStack(durable, tmp_path).start() as stack:
+        client = tq.TransferQueueClient("first", stack.attach_config)
+        metas = [client.put(batch(seed), partition_id=name) for seed, name in enumerate(names)]
+        os.kill(stack.processes[1].pid, signal.SIGKILL)
+        wait_until(stack.failure, "a controller is dead")
+        stack.mend()
+        assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
+        client.close()
+    with LocalStack(durable, tmp_path).start() as stack:
+        client = tq.TransferQueueClient("second", stack.attach_config)
+        assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
+        client.close()
+    for shards in (1, 3):
+        plan = LocalPlan(durable.name, durable.controller, durable.units, shards=shards)
+        with pytest.raises(StartError, match=f"another number of controllers than {shards}"):
+            LocalStack(plan, tmp_path).start()
