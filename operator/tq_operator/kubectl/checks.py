@@ -181,7 +181,7 @@ def _fields(definition: Manifest) -> set[str]:
             yield from paths(inner, f"{at}.{name}")
 
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return set(paths(schema["properties"]["spec"], "spec"))
+    return set(paths(schema["properties"].get("spec", {}), "spec"))
 
 
 def _operator(surroundings: Surroundings) -> Iterator[Finding]:

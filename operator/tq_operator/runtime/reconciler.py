@@ -94,7 +94,6 @@ class Reconciler:
         while True:
             try:
                 found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
-                orphans = await asyncio.to_thread(self._certificates.users_left)
                 self.documents = {_key(document): document for document in found}
                 self.metrics.queues.labels("known").set(len(found))
                 self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
@@ -104,11 +103,12 @@ class Reconciler:
                         self.request(key)
                     else:  # spread, so that a thousand queues are no burst
                         loop.call_later(random.uniform(0, interval / 4), self.request, key)
+                self.last_sync = loop.time()
+                orphans = await asyncio.to_thread(self._certificates.users_left)
                 for key in orphans - self.documents.keys():  # deleted while no operator ran
                     self.request(key)
-                self.last_sync = loop.time()
             except ClusterError as error:
-                logger.warning("cannot list queues: %s", error)
+                logger.warning("cannot look through the queues: %s", error)
             await asyncio.sleep(interval if self.last_sync is not None else 1.0)
 
     async def run(self) -> None:

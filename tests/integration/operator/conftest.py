@@ -25,6 +25,11 @@ RELEASE = ("tq", "tq-system")
 USER = "transferqueue-operator"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with an operator of their own come before the one of the session, which would do its work."""
+    items.sort(key=lambda item: "operator" in getattr(item, "fixturenames", ()))
+
+
 @dataclass
 class Operator:
     """A running operator and the apiserver it works with."""

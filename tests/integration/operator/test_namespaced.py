@@ -1,4 +1,4 @@
-"""An operator for some namespaces only. In a file before the cluster-wide one's, which would do its work."""
+"""An operator for some namespaces only."""
 
 from __future__ import annotations
 
