@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-IN_PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
+IN_PARALLEL := -n 2 --no-loadscope-reorder
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

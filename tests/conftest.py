@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -23,16 +24,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write golden files anew instead of comparing with them")
 
 
-def _group(item: pytest.Item) -> str:
-    path = item.nodeid.partition("::")[0]
+def _group(nodeid: str) -> str:
+    path = nodeid.partition("::")[0]
     return next((name for name, paths in TOGETHER.items() if path.startswith(paths)), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        """Gives a process whole groups."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _group(item) != "kubernetes")
+    items.sort(key=lambda item: _group(item.nodeid) != "kubernetes")
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
