@@ -161,6 +161,7 @@ class ControllerLink:
         self.address = ""
         """Where clients reach this unit; set before ``run``."""
         self.connected = False
+        self._joined_before = False
         self._addresses = addresses
         self._owns = owns
         self._alone = alone
@@ -245,8 +246,10 @@ class ControllerLink:
             self._store.tickets = Tickets(joined.ticket_key)
         self._store.registered(joined.unit, joined.run)
         await self._store.free(unpack_blocks(joined.unknown))
-        listed = set(held)
-        _list_blocks(connection, [block for block in await self._store.inventory() if block not in listed])
+        if self._joined_before or held:  # writers went on meanwhile
+            listed = set(held)
+            _list_blocks(connection, [block for block in await self._store.inventory() if block not in listed])
+        self._joined_before = True
 
     async def _connect(self) -> Connection:
         hello = Hello("unit", self._config.name)
