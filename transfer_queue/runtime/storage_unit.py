@@ -247,8 +247,8 @@ class ControllerLink:
         self._store.registered(joined.unit, joined.run)
         await self._store.free(unpack_blocks(joined.unknown))
         if self._joined_before or held:  # writers went on meanwhile
-            listed = set(held)
-            _list_blocks(connection, [block for block in await self._store.inventory() if block not in listed])
+            listed, now = set(held), self._own(await self._store.inventory())
+            _list_blocks(connection, [block for block in now if block not in listed])
         self._joined_before = True
 
     async def _connect(self) -> Connection:
