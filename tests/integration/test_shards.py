@@ -20,7 +20,7 @@ import transfer_queue as tq
 from tests.waiting import wait_until
 from transfer_queue.cli.link import Link
 from transfer_queue.client.draining import drain_unit, undrain_unit
-from transfer_queue.config.processes import Timing
+from transfer_queue.config.processes import SamplerChoice, Timing
 from transfer_queue.control.commands import Clear, ListKeys
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataset, mark_end
@@ -42,7 +42,7 @@ def partition_on(shard: int, what: str = "p") -> str:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
-    plan = default_plan(units=2, unit_capacity=64 << 20, shards=SHARDS, sampler="RankAwareSampler")
+    plan = default_plan(units=2, unit_capacity=64 << 20, shards=SHARDS, sampler=SamplerChoice(name="RankAwareSampler"))
     timing = {"timing": Timing(heartbeat=0.3, reconnect_grace=1.0)}
     units = tuple(unit.model_copy(update=timing) for unit in plan.units)
     controller = plan.controller.model_copy(update=timing)
