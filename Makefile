@@ -3,7 +3,8 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-IN_PARALLEL := -n 2 --no-loadscope-reorder
+# CI takes the time to run tests one after the other, undisturbed.
+IN_PARALLEL := $(if $(filter true,$(CI)),,-n 2 --no-loadscope-reorder)
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

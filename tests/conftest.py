@@ -1,6 +1,6 @@
 """Rules for the whole suite. With ``CI=true`` a skipped test is a failed one: CI must run everything.
 
-``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports stays
+Elsewhere ``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports stays
 together in one of them: each file by itself, and the folders and files of ``TOGETHER``.
 """
 
@@ -43,8 +43,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _group(item.nodeid) != "kubernetes")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _group(item.nodeid) != "kubernetes")
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
