@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from transfer_queue.config.document import Document, load_document, validate_document
+from transfer_queue.config.document import Document, TerseDocument, load_document, validate_document
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.errors import ConfigError
 
@@ -34,7 +34,7 @@ class AttachSecurity(PeerSecurity):
     allow_pickle: bool = False
 
 
-class AttachConfig(Document):
+class AttachConfig(TerseDocument):
     """Everything else (backend, its settings, units) comes from the controller.
 
     ``traces``: OpenTelemetry spans; None: if the environment asks for them.
@@ -45,11 +45,6 @@ class AttachConfig(Document):
     layout: Literal["jagged", "dense"] = "jagged"
     traces: bool | None = None
     security: AttachSecurity = AttachSecurity()
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Programs of before ``traces`` read files that do not use it."""
-        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachConfig | None:

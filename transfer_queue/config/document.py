@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 
 from transfer_queue.config.quantity import QUANTITY_HINT, Quantity
 from transfer_queue.errors import ConfigError
 
-__all__ = ["Bytes", "Document", "load_document", "parse_bytes", "validate_document"]
+__all__ = ["Bytes", "Document", "TerseDocument", "load_document", "parse_bytes", "validate_document"]
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -27,6 +34,14 @@ class Document(BaseModel):
     def dump(self) -> dict[str, Any]:
         """Plain values with the names used in files."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+class TerseDocument(Document):
+    """Dumped without what is None: programs of before such a setting read files that do not use it."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 def parse_bytes(value: object) -> object:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from transfer_queue.config.document import Document
+from transfer_queue.config.document import Document, TerseDocument
 
 __all__ = ["PeerSecurity", "Policy", "PolicyPrincipal", "Role", "ServerSecurity", "TlsFiles", "namespace_name"]
 
@@ -18,11 +18,7 @@ def namespace_name(namespace: str) -> str:
     return f"urn:transferqueue:namespace:{namespace}"
 
 
-def _set(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-class TlsFiles(Document):
+class TlsFiles(TerseDocument):
     """PEM files, read again when they change: new connections use the new ones.
 
     Both ends show a certificate and both check the other's against ``ca``. Clients that authenticate with a token need
@@ -35,23 +31,14 @@ class TlsFiles(Document):
     server_name: str | None = None
     """A name in the certificates of all servers, where they are reached by others, such as addresses of pods."""
 
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _set(handler(self))
 
-
-class PeerSecurity(Document):
+class PeerSecurity(TerseDocument):
     """How a process shows a server who it is."""
 
     tls: TlsFiles | None = None
     """None: plain TCP."""
     token_file: str | None = None
     """A file whose only content is the token."""
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Programs of before these settings read files that do not use them."""
-        return _set(handler(self))
 
 
 class ServerSecurity(PeerSecurity):
