@@ -65,10 +65,12 @@ def start_store(merged: DictConfig, *, allow_ray: bool = False) -> Any:
 
     None for other backends and where none is registered. Raises ConfigError before it runs, StartError if it fails.
     """
-    plan_queue(merged, allow_ray=allow_ray)
     name = merged.backend.storage_backend
+    if name in _KINDS or not StorageManagerFactory.stores_by_itself(name):
+        return None
+    plan_queue(merged, allow_ray=allow_ray)
     provider = StorageBootstrapProvider.get_provider(name)
-    if name in _KINDS or provider is None:
+    if provider is None:
         return None
     try:
         return provider(merged)
