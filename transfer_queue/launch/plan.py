@@ -11,6 +11,7 @@ from transfer_queue.config.attach import AttachConfig, AttachSecurity, Controlle
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
+from transfer_queue.control.directory import NO_POLICY
 from transfer_queue.errors import ConfigError
 
 __all__ = ["HOST", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
@@ -193,7 +194,7 @@ def _check_shards(spec: Spec) -> None:
             "simple backend"
         )
     if spec.security.policy is not None:
-        raise ConfigError("spec.security.policy: tenants are kept apart by one controller only; leave shards out")
+        raise ConfigError(f"spec.security.policy: {NO_POLICY}")
     if spec.sample_capacity is not None and spec.sample_capacity < controller.shards:
         raise ConfigError(
             f"spec.controller.sampleCapacity: {spec.sample_capacity} rows cannot be shared out to {controller.shards} "

@@ -20,7 +20,7 @@ from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Reply, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.directory import NO_CHECKPOINT, Shard, shard_of, spans
+from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.errors import ConfigError, RequestError, TransferQueueError, UnsupportedRequestError
@@ -474,7 +474,7 @@ def _check_shards(config: ControllerConfig) -> None:
             "one controller"
         )
     if config.security.policy_file is not None:
-        raise ConfigError("security.policyFile: tenants are kept apart by one controller only; leave shards out")
+        raise ConfigError(f"security.policyFile: {NO_POLICY}")
 
 
 def _same(content_type: str, content: bytes) -> tuple[str, bytes]:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.control.directory import shard_of_block
+from transfer_queue.control.directory import NO_POLICY, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
@@ -371,7 +371,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     store = await open_store(config.backend.kind, context)
     if config.security.policy_file is not None:
         if config.shards:
-            raise ConfigError("security.policyFile: tenants are kept apart by one controller only; leave shards out")
+            raise ConfigError(f"security.policyFile: {NO_POLICY}")
         store = cast("UnitStore", GuardedStore(store, lambda: links.connected))
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     links = ControllerLinks(config, store, keepalive)
