@@ -3,8 +3,8 @@
 Starts a controller, or several, and storage units on this machine. Each client is an engine of its own, with its own
 connections to the controllers and to the units it uses, over TCP; all clients of a process share its one I/O loop. Each
 puts a row (1 KB, or ``--row-kb``) into one of 64 partitions and gets it back, again and again, all at once, and checks
-the bytes. Prints one JSON object:
-connections, operations per second, resident bytes of the servers and of the client processes for each client.
+the bytes. Prints one JSON object: connections, operations per second, resident bytes of the servers and of the client
+processes for each client.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ __all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "run_process
 
 D = TypeVar("D", bound=Document)
 _GC_THRESHOLD = (50_000, 20, 100)
-"""Servers hold many objects that live long and make few cycles: looked through as often as by default (every 700 new
-ones), they cost a fifth of the requests that a server answers."""
+"""Servers hold many objects that live long and make few cycles, so they are looked through less often than by default
+(every 700 new ones)."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
