@@ -19,7 +19,7 @@ from tq_operator.runtime.cluster import Cluster, ClusterError
 from transfer_queue.cli.faults import faults
 from transfer_queue.errors import ConfigError, TransferQueueError
 
-__all__ = ["PARTS", "Access", "cluster_faults", "connect", "is_ready", "part_of", "pod_named"]
+__all__ = ["PARTS", "Access", "cluster_faults", "condition", "connect", "is_ready", "part_of", "pod_named"]
 
 PARTS = ("controller", "storage", "mooncake-master")
 _ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -109,11 +109,15 @@ def part_of(pod: Manifest) -> str:
     return str(pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""))
 
 
+def condition(document: Mapping[str, Any], kind: str) -> Manifest:
+    """The condition ``kind`` of a queue or pod; empty if nobody has set it."""
+    found = (document.get("status") or {}).get("conditions", [])
+    return next((each for each in found if each["type"] == kind), {})
+
+
 def is_ready(pod: Mapping[str, Any]) -> bool:
     """Whether it serves and is not about to end."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and "deletionTimestamp" not in pod["metadata"]
+    return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
 def pod_named(pods: Sequence[Manifest], name: str, what: str) -> Manifest:

@@ -88,11 +88,9 @@ def status(
     output: OutputOption = Output.table,
 ) -> None:
     """Show conditions, parts with their pods, endpoints, storage and bindings of a queue."""
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.overview import draw_overview, overview
 
-    with cluster_faults():
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         seen = overview(access, access.queue(name))
         show(seen, output, lambda: draw_overview(seen))
 
@@ -108,12 +106,9 @@ def top(
     output: OutputOption = Output.table,
 ) -> None:
     """Watch partitions, fields, tasks, who waits for what, and storage, as tq top does. Ctrl-C ends it."""
-    from tq_operator.kubectl.access import cluster_faults, connect
-
-    with cluster_faults():
+    with _cluster(kubeconfig, context, namespace) as access:
         from transfer_queue.cli.top import watch
 
-        access = connect(kubeconfig, context, namespace)
         document = access.queue(name)
         forwarding = _controller_port(access, document)
         with forwarding as forwarder, _explained(forwarder), _link(access, document, forwarder) as link:
@@ -132,13 +127,11 @@ def doctor(
 
     Exit code 1 if anything fails. Nothing is changed; whether pods get the queue is asked by a dry run.
     """
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.checks import Surroundings, examine
 
-    with cluster_faults():
+    with _cluster(kubeconfig, context, namespace) as access:
         from transfer_queue.cli.doctor import draw_findings
 
-        access = connect(kubeconfig, context, namespace)
         findings = examine(Surroundings(access, name, lambda document: _picture(access, document)))
         show([finding._asdict() for finding in findings], output, lambda: draw_findings(findings))
     raise typer.Exit(int(any(finding.state == "fail" for finding in findings)))
@@ -161,13 +154,12 @@ def logs(
 ) -> None:
     """Show the logs of all parts as one, in the order of time, each line behind the name of its pod."""
     from tq_operator.kubectl import logs as reading
-    from tq_operator.kubectl.access import cluster_faults, connect
 
-    with cluster_faults():
+    with faults():
         if follow and previous:
             raise ConfigError("--follow and --previous exclude each other: a container that ended says nothing new")
         wanted = reading.Range(reading.parse_duration(since) if since else None, tail, previous)
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         queue = access.queue(name)["metadata"]["name"]
         only = part.value if part else None
         pods = access.pods(queue, only)
@@ -210,12 +202,10 @@ def port_forward(
     output: OutputOption = Output.table,
 ) -> None:
     """Reach ports of a part from this machine until Ctrl-C; its next pod too, should this one be replaced."""
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.forwarding import choose_ports, find_pod
     from tq_operator.kubectl.streams import Forwarder
 
-    with cluster_faults():
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         queue = access.queue(name)["metadata"]["name"]
         first = find_pod(access, queue, part.value, pod)
         with ExitStack() as stack:
@@ -254,11 +244,9 @@ def drain(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Move all rows of a storage unit to the others while everybody goes on, so that its pod can be deleted."""
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.failover import drain as run
 
-    with cluster_faults():
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         document = access.queue(queue)
         with console.status(f"draining {unit}") as shown:
 
@@ -281,11 +269,9 @@ def failover(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Replace the pod of the controller or of the Mooncake master, and wait until the queue is Ready again."""
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.failover import fail_over
 
-    with cluster_faults():
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         document = access.queue(name)
         began = time.monotonic()
         with console.status(f"replacing the {part.value}") as shown:
@@ -313,12 +299,10 @@ def support_bundle(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Write what somebody else needs to see to help: objects, events, logs, metrics, without secrets."""
-    from tq_operator.kubectl.access import cluster_faults, connect
     from tq_operator.kubectl.bundle import collect, write_archive
     from tq_operator.kubectl.checks import Surroundings, examine
 
-    with cluster_faults():
-        access = connect(kubeconfig, context, namespace)
+    with _cluster(kubeconfig, context, namespace) as access:
         document = access.queue(name)
         queue = document["metadata"]["name"]
         target = file or Path(f"{queue}-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
@@ -349,6 +333,15 @@ def inject(
             raise ConfigError(f'--tls: Unsupported value: "{tls}": supported values: "operator", "off"')
         shown = injected(filename, namespace, "off" if tls == "off" else "operator")
         sys.stdout.write(yaml.safe_dump_all(shown, sort_keys=False))
+
+
+@contextmanager
+def _cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> Iterator[Access]:
+    """The cluster that the options mean; what it refuses ends the command in one line."""
+    from tq_operator.kubectl.access import cluster_faults, connect
+
+    with cluster_faults():
+        yield connect(kubeconfig, context, namespace)
 
 
 def _controller_port(access: Access, document: Manifest) -> Forwarder:

@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tq_operator.api.crd import custom_resource_definitions
-from tq_operator.kubectl.access import Access, part_of
+from tq_operator.kubectl.access import Access, condition, part_of
 from tq_operator.kubectl.overview import bindings_of, restarts
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
 from tq_operator.plan.problems import worst_problem
@@ -300,15 +300,14 @@ def _missed(surroundings: Surroundings) -> Iterator[Finding]:
 
 def _conditions(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
     name, status = document["metadata"]["name"], document.get("status") or {}
-    conditions = {each["type"]: each for each in status.get("conditions", [])}
-    if "Ready" not in conditions:
+    ready, degraded, progress = (condition(document, kind) for kind in ("Ready", "Degraded", "Progressing"))
+    if not ready:
         yield fail("queue", f"{name}: the operator has not looked at it", "get the operator ready; see its line")
         return
     generation, seen = document["metadata"].get("generation", 0), status.get("observedGeneration", 0)
     if seen < generation:
         text = f"{name}: the operator has taken up generation {seen} of {generation}"
         yield warn("queue", text, "wait a moment; if it stays so, look at the operator's log")
-    ready, degraded, progress = (conditions.get(kind, {}) for kind in ("Ready", "Degraded", "Progressing"))
     if degraded.get("status") == "True":
         yield fail("queue", f"{name}: {degraded['reason']}: {degraded.get('message', '')}", _fix(degraded["reason"]))
     if ready["status"] == "True":
@@ -449,9 +448,7 @@ def _admission(surroundings: Surroundings, document: Manifest) -> Iterator[Findi
 
 def _controller(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
     """Its own words, if it is Ready: else the lines before say what is wrong."""
-    conditions = (document.get("status") or {}).get("conditions", [])
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    if surroundings.look is None or not ready:
+    if surroundings.look is None or condition(document, "Ready").get("status") != "True":
         return
     try:
         picture = surroundings.look(document)

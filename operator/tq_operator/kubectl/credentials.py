@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kubernetes import client
-
 from tq_operator.kubectl.access import Access
 from tq_operator.plan.queue import Manifest, queue_from
+from tq_operator.runtime.certificates import KEYS, secret_data
+from tq_operator.runtime.cluster import ClusterError
 from transfer_queue.config.attach import AttachSecurity
 from transfer_queue.config.security import TlsFiles
 from transfer_queue.errors import TransferQueueError
 
 __all__ = ["credentials"]
-
-_FILES = ("ca.crt", "tls.crt", "tls.key")
 
 
 @contextmanager
@@ -33,20 +30,20 @@ def credentials(access: Access, document: Manifest) -> Iterator[AttachSecurity]:
         return
     name = queue.client_secret(queue.namespace)
     try:
-        secret = client.CoreV1Api(access.api()).read_namespaced_secret(name, queue.namespace)
-    except client.ApiException as error:
+        secret = access.cluster.child({"kind": "Secret", "metadata": {"namespace": queue.namespace, "name": name}})
+    except ClusterError as error:
         raise TransferQueueError(
-            f"queue {queue.name} runs with TLS, and its Secret {name} cannot be read: {error.reason}; kubectl auth "
-            f"can-i get secret/{name} says whether you may"
+            f"queue {queue.name} runs with TLS, and its Secret {name} cannot be read: {error}; kubectl auth can-i get "
+            f"secret/{name} says whether you may"
         ) from None
-    data = secret.data or {}
-    if missing := [file for file in _FILES if file not in data]:
+    data = {} if secret is None else secret_data(secret)
+    if missing := [key for key in KEYS if key not in data]:
         raise TransferQueueError(f"Secret {name} lacks {', '.join(missing)}; kubectl tq doctor {queue.name} says more")
     with TemporaryDirectory(prefix="kubectl-tq-") as folder:
-        paths = [Path(folder) / file for file in _FILES]
+        paths = [Path(folder) / key for key in KEYS]
         for path in paths:
             path.touch(mode=0o600)
-            path.write_bytes(base64.b64decode(data[path.name]))
+            path.write_bytes(data[path.name])
         ca, certificate, key = map(str, paths)
         yield AttachSecurity(
             tls=TlsFiles(ca=ca, certificate=certificate, key=key, server_name=queue.host("controller"))

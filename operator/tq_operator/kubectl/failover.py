@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
-from tq_operator.kubectl.access import Access, is_ready, pod_named
+from tq_operator.kubectl.access import Access, condition, is_ready, pod_named
 from tq_operator.kubectl.streams import execute
 from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.plan.settings import CONFIG_DIRECTORY
@@ -68,10 +68,10 @@ def fail_over(
 
 
 def _ready(document: Manifest) -> tuple[bool, str]:
-    for condition in (document.get("status") or {}).get("conditions", []):
-        if condition["type"] == "Ready":
-            return condition["status"] == "True", condition.get("message", "")
-    return False, "the operator has not looked at the queue"
+    ready = condition(document, "Ready")
+    if not ready:
+        return False, "the operator has not looked at the queue"
+    return ready["status"] == "True", ready.get("message", "")
 
 
 def _check_rows(document: Manifest, part: str) -> None:

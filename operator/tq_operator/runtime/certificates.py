@@ -31,12 +31,13 @@ from transfer_queue.launch.certificates import (
     server_names,
 )
 
-__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "Certificates"]
+__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "secret_data"]
 
 AUTHORITY_LIFE = timedelta(days=3650)
 CERTIFICATE_LIFE = timedelta(days=90)
 _CLIENT = "tls-client"
-_KEYS = ("ca.crt", "tls.crt", "tls.key")
+KEYS = ("ca.crt", "tls.crt", "tls.key")
+"""Of a Secret with a certificate: its CA, itself, its key."""
 
 
 class Certificates:
@@ -90,7 +91,7 @@ class Certificates:
         wanted = self._own(queue, "tls-ca")
         found = self._found(queue, wanted)
         if found is not None:
-            data = _data(found)
+            data = secret_data(found)
             if not {"ca.crt", "ca.key"} <= data.keys():
                 raise _UnusableError(f"Secret {wanted['metadata']['name']} has no ca.crt and ca.key; delete it")
             return KeyPair(data["ca.crt"], data["ca.key"])
@@ -109,7 +110,7 @@ class Certificates:
         server: bool,
     ) -> None:
         found = self._found(queue, wanted)
-        if found is not None and _is_good(_data(found), authority, names, now):
+        if found is not None and _is_good(secret_data(found), authority, names, now):
             return
         role = "server" if server else "client"
         try:
@@ -140,7 +141,7 @@ class Certificates:
     def _given_secrets(self, queue: Queue, now: datetime) -> list[Problem]:
         wanted: dict[str, tuple[str, ...]] = {}
         if queue.tls == "secret":
-            wanted[queue.server_secret] = _KEYS
+            wanted[queue.server_secret] = KEYS
         if queue.tls != "off" and (tokens := queue.spec.security.tokens_secret):
             wanted[tokens] = (*wanted.get(tokens, ()), TOKENS_KEY)
         problems = []
@@ -177,7 +178,8 @@ def _key_of(secret: Manifest) -> tuple[str, str] | None:
     return (namespace, name) if separator else None
 
 
-def _data(secret: Manifest) -> dict[str, bytes]:
+def secret_data(secret: Manifest) -> dict[str, bytes]:
+    """What the keys of a Secret hold."""
     return {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
 
 
@@ -206,7 +208,7 @@ def _what_is_wrong(secret: Manifest | None, keys: Iterable[str], host: str, now:
     """Of a Secret that the user made; empty if nothing is."""
     if secret is None:
         return "does not exist; create it, or change spec.security."
-    data = _data(secret)
+    data = secret_data(secret)
     if missing := [key for key in keys if key not in data]:
         return f"has no {' and no '.join(missing)}."
     if "tls.crt" not in keys:
