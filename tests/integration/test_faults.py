@@ -29,6 +29,11 @@ def rows(count: int, width: int = 1000) -> TensorDict:
     return TensorDict({"x": torch.arange(count * width).view(count, width)}, batch_size=[count])
 
 
+def start_client(code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, env=environ)
+
+
 PUTTER = """
 import os, sys, torch, transfer_queue as tq
 from tensordict import TensorDict
@@ -71,9 +76,7 @@ print("put", flush=True)
 def test_a_client_stalled_between_store_and_commit_until_it_was_given_up_puts_again(
     stack: Stack, client: tq.TransferQueueClient, width: int
 ) -> None:
-    command = [sys.executable, "-c", STALLED, stack.address, str(width)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as stalled:
+    with start_client(STALLED, stack.address, str(width)) as stalled:
         assert stalled.stdout is not None
         assert stalled.stdout.readline() == b"stored\n"
         stalled.send_signal(signal.SIGSTOP)
@@ -91,9 +94,7 @@ def test_a_client_stalled_between_store_and_commit_until_it_was_given_up_puts_ag
 def test_a_client_killed_between_store_and_commit_leaves_storage_at_baseline(
     stack: Stack, client: tq.TransferQueueClient, width: int
 ) -> None:
-    command = [sys.executable, "-c", PUTTER, stack.address, str(width)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as victim:
+    with start_client(PUTTER, stack.address, str(width)) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"stored\n"
         wait_until(lambda: stack.used() >= 2 * 16 * width, "both puts are stored")
@@ -118,8 +119,7 @@ EncodedBlock.write_into = slow
 client = tq.TransferQueueClient("victim", sys.argv[1])
 client.put(TensorDict({"x": torch.ones(4, 1_000_000)}, batch_size=[4]), partition_id="p")
 """
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", code, stack.address], stdout=subprocess.PIPE, env=environ) as victim:
+    with start_client(code, stack.address) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"copying\n"
         assert stack.used() >= 16_000_000
