@@ -29,6 +29,7 @@ from transfer_queue.storage.mooncake.settings import MasterSettings
 
 FREE_PORTS = {"rpcPort": 0, "httpMetadataPort": 0, "metricsPort": 0}
 MIB = 2**20
+ROOT = Path(__file__).resolve().parents[3]
 CAPACITY = 256 * MIB
 
 
@@ -49,32 +50,32 @@ def settings_of(endpoints: MasterEndpoints, **changes: Any) -> dict[str, Any]:
     return {**endpoints.settings(), "protocol": "tcp", "zeroCopy": buffers, "startTimeout": 20, **changes}
 
 
-class Unit:
-    """See unit_process.py."""
+class Driven:
+    """A process that is driven by JSON lines, of a module in this folder. ``ready``: what it said once it was."""
 
-    def __init__(self, settings: dict[str, Any], number: int = 0, capacity: int = CAPACITY) -> None:
-        script = Path(__file__).with_name("unit_process.py")
+    def __init__(self, module: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(settings), f"unit-{number}", str(capacity)],
+            [sys.executable, "-m", f"tests.integration.mooncake.{module}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
         )
-        self.losses = 0
-        self._number = number
-        self._capacity = capacity
         self._answers: queue.Queue[list[Any]] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        kind, value = self._answers.get(timeout=30)
-        assert kind == "ready", value
-        self.info = UnitInfo(number, f"unit-{number}", "", capacity, attributes=value)
+        try:
+            kind, self.ready = self._answers.get(timeout=60)
+            assert kind == "ready", self.ready
+        except BaseException:
+            self.kill()
+            raise
 
-    def ask(self, *words: Any) -> Any:
+    def ask(self, *words: Any, timeout_s: float = 60) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()
-        return self._answers.get(timeout=60)[1]
+        return self._answers.get(timeout=timeout_s)[1]
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -93,16 +94,29 @@ class Unit:
         self.process.kill()
         self.end()
 
+    def hear(self, words: list[Any]) -> None:
+        self._answers.put(words)
+
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if not line.startswith("["):
-                continue  # old engines log here
-            words = json.loads(line)
-            if words[0] == "lost":
-                self.losses += 1
-            else:
-                self._answers.put(words)
+            if line.startswith("["):  # old engines log here
+                self.hear(json.loads(line))
+
+
+class Unit(Driven):
+    """See unit_process.py."""
+
+    def __init__(self, settings: dict[str, Any], number: int = 0, capacity: int = CAPACITY) -> None:
+        self.losses = 0
+        super().__init__("unit_process", json.dumps(settings), f"unit-{number}", str(capacity))
+        self.info = UnitInfo(number, f"unit-{number}", "", capacity, attributes=self.ready)
+
+    def hear(self, words: list[Any]) -> None:
+        if words[0] == "lost":
+            self.losses += 1
+        else:
+            super().hear(words)
 
 
 @asynccontextmanager

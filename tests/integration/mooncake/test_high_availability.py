@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import signal
 import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.integration.etcd import running_etcd
-from tests.integration.mooncake.conftest import MIB, Unit, block_of_bytes, client, eventually
+from tests.integration.mooncake.conftest import Driven, Unit
 from tests.unit.operator.queues import IMAGES, queue
 from tests.waiting import wait_until
 from tq_operator.plan.children import desired_children
@@ -24,8 +27,6 @@ from tq_operator.plan.queue import Queue
 from tq_operator.plan.settings import controller_settings
 from tq_operator.plan.status import MasterGroup, Observation
 from tq_operator.runtime.masters import master_group
-from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
-from transfer_queue.storage.base import BlockRead
 from transfer_queue.storage.conformance.process import free_ports, listens, running
 from transfer_queue.storage.mooncake import engine
 from transfer_queue.storage.mooncake.admin import Admin
@@ -106,51 +107,57 @@ def masters(tmp_path: Path) -> Iterator[Masters]:
         yield group
 
 
-async def test_a_killed_leader_costs_no_acknowledged_block_that_is_in_the_log(
+def test_a_killed_leader_costs_no_acknowledged_block_that_is_in_the_log(
     masters: Masters, start_unit: StartUnit, run: str
 ) -> None:
     settings = masters.settings()
     unit = start_unit(settings)
     unit.ask("registered", 0, run)
-    block = block_of_bytes(MIB)
-    async with client(settings, run) as backend:
+    client = Driven("client_process", json.dumps(settings), run, msgspec.json.encode(unit.info).decode())
+    try:
         acknowledged: list[int] = []
-        enough, killed, at_kill = asyncio.Event(), asyncio.Event(), 0
+        enough, killed, at_kill = threading.Event(), threading.Event(), 0
 
-        async def load() -> None:
+        def load() -> None:
             for number in range(1, 1000):
-                try:
-                    await backend.put(block, number, unit.info, wait_s=60)
+                said = client.ask("put", number, timeout_s=90)
+                assert said in ("stored", "ConnectionLostError")
+                if said == "stored":
                     acknowledged.append(number)
-                except ConnectionLostError:  # no leader: the next one is tried
-                    await asyncio.sleep(0.2)
+                else:  # no leader: the next one is tried
+                    time.sleep(0.2)
                 if len(acknowledged) == 20:
                     enough.set()
                 if killed.is_set() and acknowledged[-1] > at_kill + 3:
                     return
 
-        putting = asyncio.create_task(load())
-        await asyncio.wait_for(enough.wait(), 60)
-        leader = await asyncio.to_thread(masters.leader)
-        assert leader is not None
-        logged = acknowledged[:]
-        await asyncio.to_thread(masters.wait_for_the_log)
-        masters.processes[leader].send_signal(signal.SIGKILL)
-        at_kill = acknowledged[-1]
-        killed.set()
-        await asyncio.wait_for(putting, 60)
+        with ThreadPoolExecutor(1) as worker:
+            putting = worker.submit(load)
+            assert enough.wait(60)
+            leader = masters.leader()
+            assert leader is not None
+            logged = acknowledged[:]
+            masters.wait_for_the_log()
+            masters.processes[leader].send_signal(signal.SIGKILL)
+            at_kill = acknowledged[-1]
+            killed.set()
+            putting.result(60)
         assert unit.losses == 0, "the unit took its blocks for lost"
+
+        def found(number: int) -> str:
+            said = client.ask("get", number)
+            return "" if said == "ConnectionLostError" else str(said)
+
         for number in acknowledged:
-            read = BlockRead(unit.info, number, nbytes=block.nbytes)
-            try:
-                fetched = await eventually(lambda read=read: backend.get([read], timeout_s=20), ConnectionLostError)
-            except StorageKeyNotFoundError:  # acknowledged in the leader's last moment
+            said = wait_until(lambda number=number: found(number), f"block {number} is read or gone")
+            if said == "StorageKeyNotFoundError":  # acknowledged in the leader's last moment
                 assert number not in logged
-                continue
-            assert bytes(fetched.blocks[0].view.select(None, None).to_bytes()) == bytes(block.to_bytes())
-            fetched.release()
-        assert await asyncio.to_thread(masters.leader) not in (leader, None)
-        assert set(logged) <= set(await asyncio.to_thread(unit.ask, "inventory"))
+            else:
+                assert said == "same"
+        assert masters.leader() not in (leader, None)
+        assert set(logged) <= set(unit.ask("inventory"))
+    finally:
+        client.end()
 
 
 def test_the_operator_finds_the_leader_and_tells_why_there_is_none(tmp_path: Path) -> None:

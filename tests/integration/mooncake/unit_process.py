@@ -1,8 +1,8 @@
 """A storage unit's Mooncake store in a process of its own, driven by JSON lines.
 
-``python unit_process.py SETTINGS_JSON NAME CAPACITY`` takes [method, *arguments] and answers ["answer", value].
-It prints ["ready", attributes] when its segment is mounted, ["lost"] when it notices that its blocks are gone, and
-["failed", text] if it cannot start.
+``python -m tests.integration.mooncake.unit_process SETTINGS_JSON NAME CAPACITY`` takes [method, *arguments] and
+answers ["answer", value]. It prints ["ready", attributes] when its segment is mounted, ["lost"] when it notices that
+its blocks are gone, and ["failed", text] if it cannot start.
 """
 
 from __future__ import annotations
