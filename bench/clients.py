@@ -56,7 +56,7 @@ def row(number: int, turn: int, kilobytes: int) -> EncodedBlock:
     return EncodedBlock(1, [ColumnView(schema, 1, [values.view(np.uint8)], None)])
 
 
-async def one_turn(engine: QueueEngine, number: int, turn: int, kilobytes: int) -> None:
+async def one_turn(engine: QueueEngine, number: int, turn: int, kilobytes: int = 1) -> None:
     partition, key = f"clients{number % PARTITIONS}", f"k{number}"
     block = row(number, turn, kilobytes)
     await engine.put(block, Commit(partition, keys=[key], wait_s=TIMEOUT_S), timeout_s=TIMEOUT_S)

@@ -162,7 +162,7 @@ def test_the_storage_grows_shrinks_and_rolls_under_load_without_losing_a_row(
         return {
             pod["metadata"]["name"]: pod["metadata"]["labels"]["controller-revision-hash"]
             for pod in pods
-            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
+            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
         }
 
     def scaled(replicas: int) -> None:
@@ -191,7 +191,6 @@ def test_the_storage_grows_shrinks_and_rolls_under_load_without_losing_a_row(
     wait_until(lambda: finished(cluster, "changes"), "Job changes is complete", 60)
     report = json.loads(logs(cluster, "changes").splitlines()[-1])
     assert report["read"] > report["put"] > 0
-    cluster.kubectl("delete", "tq", name, "-n", NAMESPACE, "--timeout=60s")
 
 
 def test_wrong_yaml_is_refused_with_the_words_of_tq_up(installed: tuple[Cluster, float]) -> None:
@@ -205,7 +204,7 @@ def test_wrong_yaml_is_refused_with_the_words_of_tq_up(installed: tuple[Cluster,
 
 def test_delete_and_uninstall_leave_nothing(installed: tuple[Cluster, float]) -> None:
     cluster, _ = installed
-    cluster.kubectl("delete", "tq", QUEUE, "-n", NAMESPACE, "--timeout=60s")
+    cluster.kubectl("delete", "tq", "--all", "-n", NAMESPACE, "--timeout=60s")
     cluster.kubectl("delete", "job", "--all", "-n", NAMESPACE, "--timeout=60s")
 
     def left() -> list[str]:
