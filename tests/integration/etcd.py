@@ -38,6 +38,7 @@ class Etcd:
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"default={peer}",
+            "unsafe-no-fsync": "true",  # tests kill processes, not machines, and other tests keep the disk busy
         }
         self._command = [etcd_binary(), *(f"--{name}={value}" for name, value in arguments.items())]
         self._exits = ExitStack()
