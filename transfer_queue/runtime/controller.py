@@ -207,7 +207,7 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
-            return self.drains.serve(session, body, self._loop.time())
+            return self.drains.serve(session, body, connection.principal, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
             if self.access is not None and self.access.limited:

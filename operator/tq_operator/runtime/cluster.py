@@ -30,7 +30,11 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
-_KINDS = {**CHILD_KINDS, "Secret": ("/api/v1", "secrets")}
+_KINDS = {
+    **CHILD_KINDS,
+    "Secret": ("/api/v1", "secrets"),
+    "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
+}
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
@@ -74,11 +78,15 @@ class Cluster:
         chosen = f"{QUEUE_LABEL}={label_value(queue)}"
         return [item for path in paths for item in self._list(path, chosen)]
 
-    def secrets(self, namespaces: Sequence[str], labels: Mapping[str, str]) -> list[Manifest]:
-        """Secrets with these labels."""
-        paths = [f"/api/v1/namespaces/{name}/secrets" for name in namespaces] or ["/api/v1/secrets"]
-        found = [item for path in paths for item in self._list(path, _text(labels))]
-        return [{"apiVersion": "v1", "kind": "Secret", **item} for item in found]
+    def labelled(self, kind: str, namespaces: Sequence[str], labels: Mapping[str, str]) -> list[Manifest]:
+        """Objects of ``kind`` with these labels; none of a kind that the apiserver does not know."""
+        prefix, plural = _KINDS[kind]
+        paths = [f"{prefix}/namespaces/{name}/{plural}" for name in namespaces] or [f"{prefix}/{plural}"]
+        try:
+            found = [item for path in paths for item in self._list(path, _text(labels))]
+        except NotFoundError:
+            return []
+        return [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in found]
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply; fields that others set by hand are taken back."""
