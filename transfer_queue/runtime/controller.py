@@ -187,6 +187,8 @@ class Controller(Server):
             if isinstance(body, Join):
                 log.warning("%s at %s cannot join: %s", body.name, body.address, error)
             self._after(connection.fail, request, error)
+        except MemoryError:
+            raise  # ends the process
         except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
             log.exception("request %s failed", type(body).__name__)
             self._after(connection.fail, request, RequestError(f"{type(error).__name__} in the controller: {error}"))
