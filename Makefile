@@ -47,7 +47,7 @@ simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
 	@TQ_SEEDS=$(or $(SEEDS),10000) TQ_FIRST_SEED=$(or $(FIRST),1) $(PYTHON) -m pytest -q -s tests/simulation $(PYTEST_ARGS)
 
 chaos: setup ## All faults to all parts under load, in an order drawn from SEED=1; then servers are killed KILLS=50 times
-	@TQ_CHAOS_ALL=1 TQ_CHAOS_SEED=$(SEED) TQ_CHAOS_KILLS=$(or $(KILLS),5) $(PYTHON) -m pytest -q -s tests/chaos $(PYTEST_ARGS)
+	@TQ_CHAOS_ALL=1 TQ_CHAOS_SEED=$(SEED) TQ_CHAOS_ROWS=64 TQ_CHAOS_KILLS=$(or $(KILLS),5) $(PYTHON) -m pytest -q -s tests/chaos $(PYTEST_ARGS)
 
 fmt: setup ## Format and mend what can be mended
 	ruff format .
@@ -74,8 +74,8 @@ fuzz: setup ## Send FRAMES (default 1000000) wrong frames to real servers; they 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)
 
-operator-scale: setup ## 1,000 queues and 10,000 pods against an apiserver: latencies and memory (an hour)
-	@PYTHONPATH=.:operator nice -n 10 $(PYTHON) scripts/operator_scale.py
+operator-scale: setup ## 1,000 queues and 10,000 pods against an apiserver (an hour); SCALE_ARGS="--queues 100 --pods 1000"
+	@PYTHONPATH=.:operator $(PYTHON) scripts/operator_scale.py $(SCALE_ARGS)
 
 e2e: setup ## The quick start on a real two-node cluster of this machine
 	@$(PYTHON) -m pytest tests/cluster -k e2e $(PYTEST_ARGS)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import re
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,15 @@ from tests.integration.operator.control_plane import ControlPlane, control_plane
 from tests.waiting import wait_until
 
 _QUEUES = "/apis/transferqueue.io/v1alpha1/namespaces/default/transferqueues"
-_WRITES = r'^apiserver_request_total{.*group="(transferqueue.io|apps)".*verb="(APPLY|PATCH|POST|PUT|DELETE)".*} (\d+)$'
+_WRITTEN = "configmaps|deployments|events|poddisruptionbudgets|secrets|services|statefulsets|transferqueues"
+_WRITES = rf'^apiserver_request_total{{.*resource="({_WRITTEN})".*verb="(APPLY|PATCH|POST|PUT|DELETE)".*}} (\d+)$'
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queues", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
+    parser.add_argument("--rate", type=float, default=50.0, help="pods a second, at most")
     parser.add_argument("--idle", type=float, default=600.0, help="seconds at rest, in which nothing may be written")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds until all queues must be seen to")
     options = parser.parse_args()
@@ -83,18 +86,18 @@ def _measure(plane: ControlPlane, running: Operator, options: argparse.Namespace
         items = plane.request("GET", _QUEUES)["items"]
         return all(item.get("status", {}).get("conditions") for item in items)
 
-    wait_until(seen, "every queue has a status", options.timeout)
+    wait_until(seen, "every queue has a status", options.timeout, pause_s=2.0)
     created_s, began = time.monotonic() - began, time.monotonic()
     pods = (_pod(number, number % options.queues) for number in range(options.pods))
-    _create(plane, "/api/v1/namespaces/default/pods", pods)
+    _create(plane, "/api/v1/namespaces/default/pods", _paced(pods, options.rate))
     injected_s = time.monotonic() - began
 
     def counted() -> bool:
         items = plane.request("GET", _QUEUES)["items"]
         return sum(item["status"]["injected"] for item in items) == options.pods
 
-    wait_until(counted, "every pod is counted", options.timeout)
-    before, written = time.monotonic(), _writes(plane)
+    wait_until(counted, "every pod is counted", options.timeout, pause_s=2.0)
+    before, written, busy = time.monotonic(), _writes(plane), _cpu_s(running.child.pid)
     while time.monotonic() - before < options.idle:  # the time is what is measured here
         time.sleep(1)
     with urllib.request.urlopen(f"http://127.0.0.1:{running.health}/metrics", timeout=60) as answer:
@@ -109,6 +112,7 @@ def _measure(plane: ControlPlane, running: Operator, options: argparse.Namespace
         "injection_p99_below_s": _quantile(metrics, "tq_operator_admission_seconds", 0.99, 'webhook="inject"'),
         "rss_mib": int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) // 1024,
         "peak_rss_mib": int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) // 1024,
+        "cpu_ms_of_a_reconcile": round(1000 * busy / max(1, _count(metrics, "tq_operator_reconcile_seconds"))),
         "writes_at_rest": _writes(plane) - written,
         "idle_seconds": options.idle,
     }
@@ -132,8 +136,25 @@ def _create(plane: ControlPlane, path: str, objects: Iterable[dict[str, Any]]) -
             pass
 
 
+def _paced(objects: Iterable[dict[str, Any]], rate: float) -> Iterator[dict[str, Any]]:
+    began = time.monotonic()
+    for number, body in enumerate(objects):
+        time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        yield body
+
+
 def _writes(plane: ControlPlane) -> int:
     return sum(int(found[3]) for found in re.finditer(_WRITES, plane.request("GET", "/metrics"), re.MULTILINE))
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _count(metrics: str, name: str) -> int:
+    return int(sum(float(found[1]) for found in re.finditer(rf"^{name}_count{{.*}} (\S+)$", metrics, re.MULTILINE)))
 
 
 def _quantile(metrics: str, name: str, quantile: float, labels: str = "") -> float:

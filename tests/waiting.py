@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    """The first true value of ``condition``; AssertionError naming ``what`` after ``timeout_s`` seconds."""
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, pause_s: float = 0.02) -> Any:
+    """The first true value of ``condition``, asked for every ``pause_s`` seconds; AssertionError naming ``what`` after
+    ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what} (last: {value!r})"
-        time.sleep(0.02)
+        time.sleep(pause_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -280,6 +281,35 @@ def _disk_full(arena: Arena) -> None:
     arena.stack.restart_controller()
 
 
+def _no_memory(arena: Arena) -> None:
+    """The controller gets no more memory, ends, and is started where there is some."""
+    controller = arena.stack.controller
+    (size,) = re.findall(r"VmData:\s+(\d+) kB", Path(f"/proc/{controller.process.pid}/status").read_text())
+    limit = (int(size) << 10) + (4 << 20)
+    resource.prlimit(controller.process.pid, resource.RLIMIT_DATA, (limit, limit))
+    client = tq.TransferQueueClient("filler", arena.link.address)
+    ended = threading.Event()
+    filling = threading.Thread(target=_fill_until, args=(client, ended))
+    filling.start()
+    try:
+        wait_until(lambda: controller.process.poll() is not None, "the controller ends", DEADLINE_S)
+    finally:
+        ended.set()
+    assert controller.process.returncode == 1
+    assert "out of memory" in controller.log.read_text()
+    controller._close_pipes()
+    arena.stack.restart_controller()
+    filling.join(DEADLINE_S)
+    client.clear_partition("filler")
+    client.close()
+
+
+def _fill_until(client: tq.TransferQueueClient, over: threading.Event) -> None:
+    filler = TensorDict({"x": torch.zeros(4096, 1, dtype=torch.uint8)}, batch_size=[4096])
+    while not over.is_set():
+        client.put(filler, partition_id="filler")
+
+
 def _memory_full(arena: Arena) -> None:
     client = tq.TransferQueueClient("filler", arena.link.address)
     filler = TensorDict({"x": torch.zeros(1, 1 << 20, dtype=torch.uint8)}, batch_size=[1])
@@ -317,6 +347,7 @@ CELLS = [
     Cell("controller", "restart", _restarted(_controller)),
     Cell("controller", "stop and continue", _stopped(_controller)),
     Cell("controller", "full disk", _disk_full),
+    Cell("controller", "full memory", _no_memory),
     Cell("controller", "no descriptors", _no_descriptors(_controller)),
     Cell("storage unit", "kill -9", _killed(_unit)),
     Cell("storage unit", "restart", _restarted(_unit)),

@@ -2,7 +2,7 @@
 
 ``python -m transfer_queue.client.draining --config FILE``, with the StorageUnitConfig of a unit, empties that unit: for
 a hook that runs before the unit's process is ended, and for ``kubectl tq drain``. It shows the servers what the unit
-itself shows: under a policy that principal needs the role admin for all partitions beside storage.
+itself shows, which is enough to empty the unit.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ async def drain_unit(
 
     Where the others have no room, waits until rows are cleared. ``retire``: the unit is about to end; writers that were
     about to commit blocks there store them elsewhere. ``security``: what is shown to the servers; where a policy keeps
-    tenants apart it takes an admin of all partitions. Raises RequestError for an unknown unit, CapacityError if no
-    other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError, NotAuthorizedError. Rows
-    are readable at every moment, whatever is raised.
+    tenants apart it takes an admin of all partitions, or the unit's own principal. Raises RequestError for an unknown
+    unit, CapacityError if no other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds,
+    ConnectionLostError, NotAuthorizedError. Rows are readable at every moment, whatever is raised.
     """
     total = Drained(0, 0)
 

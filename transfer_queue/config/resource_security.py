@@ -9,10 +9,22 @@ from pydantic import Field
 from transfer_queue.config.rules import Matches, Model, Rule
 from transfer_queue.config.security import Policy, PolicyPrincipal, namespace_name
 
-__all__ = ["PolicyEntry", "Security", "Tls", "TlsMode"]
+__all__ = ["IssuerRef", "PolicyEntry", "Security", "Tls", "TlsMode"]
 
-TlsMode = Literal["off", "operator", "secret"]
+TlsMode = Literal["off", "operator", "secret", "issuer"]
 SecretName = Annotated[str, Matches(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "the name of a Secret", 253)]
+
+
+class IssuerRef(Model):
+    """An issuer of cert-manager."""
+
+    name: SecretName = Field(description="Name of the issuer.")
+    kind: str = Field(
+        default="Issuer",
+        description="Issuer: of the namespace of each certificate; ClusterIssuer: one for all namespaces; or the kind "
+        "of an external issuer.",
+    )
+    group: str = Field(default="cert-manager.io", description="Group of that kind.")
 
 
 class Tls(Model):
@@ -21,8 +33,9 @@ class Tls(Model):
     mode: TlsMode | None = Field(
         default=None,
         description='"off" (quoted: YAML reads a bare off as false): plain TCP; operator: certificates of a CA that '
-        "this queue alone has, renewed in time; secret: those in serverSecret and clientSecret. Unset: operator where "
-        "there is a policy or tokensSecret, else what the chart's value queues.tls says, with tq up off.",
+        "this queue alone has, renewed in time; secret: those in serverSecret and clientSecret; issuer: those that "
+        "cert-manager gets from issuerRef. Unset: operator where there is a policy or tokensSecret, else what the "
+        "chart's value queues.tls says, with tq up off.",
     )
     server_secret: SecretName | None = Field(
         default=None,
@@ -34,7 +47,18 @@ class Tls(Model):
         description="Secret with ca.crt, tls.crt and tls.key for pods that use the queue, in each of their namespaces.",
     )
 
+    issuer_ref: IssuerRef | None = Field(
+        default=None,
+        description="Who signs the certificates of mode issuer. Without a policy, whoever has a certificate of the "
+        "same CA that is good for clients may use the queue.",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda self: (self.issuer_ref is not None) == (self.mode == "issuer"),
+            "has(self.issuerRef) == (has(self.mode) && self.mode == 'issuer')",
+            "issuerRef is set with mode issuer, and only then",
+        ),
         Rule(
             lambda self: [self.server_secret, self.client_secret].count(None) == (0 if self.mode == "secret" else 2),
             "has(self.mode) && self.mode == 'secret' ? has(self.serverSecret) && has(self.clientSecret)"

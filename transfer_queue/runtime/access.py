@@ -32,6 +32,7 @@ _CONSUME = frozenset({"consumer", "admin"})
 _USE = _PRODUCE | _CONSUME
 _ADMIN = frozenset({"admin"})
 _STORAGE = frozenset({"storage"})
+_MOVE = _ADMIN | _STORAGE
 
 COMMAND_ROLES: dict[type[Any], frozenset[str]] = {
     commands.Commit: _PRODUCE,
@@ -54,11 +55,12 @@ QUEUE_ROLES: dict[type[Any], frozenset[str]] = {
     wire.Adopt: _ADMIN,
     wire.Look: _ADMIN,
     wire.Trace: _ADMIN,
-    wire.Drain: _ADMIN,
-    wire.Relocate: _ADMIN,
-    wire.Retire: _ADMIN,
+    wire.Drain: _MOVE,
+    wire.Relocate: _MOVE,
+    wire.Retire: _MOVE,
 }
-"""Requests about all of the queue: for a principal with the prefix ``""`` only."""
+"""Requests about all of the queue: for a principal with the prefix ``""`` only, and those that empty a storage unit
+for the unit's own principal."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,18 @@ class Principal:
         """May it map the arena, in which every partition's bytes lie?"""
         return "" in self.prefixes and ("admin" in self.roles or self.roles >= {"producer", "consumer"})
 
+    @property
+    def moves_blocks(self) -> bool:
+        """May it copy blocks of every partition from unit to unit, as one that is emptied does?"""
+        return "storage" in self.roles
+
     def may(self, roles: frozenset[str], partition: str) -> bool:
         return bool(self.roles & roles) and partition.startswith(self.prefixes)
+
+    def check_unit(self, verb: str, owner: str) -> None:
+        """Empty a storage unit that joined as ``owner``. Raises NotAuthorizedError."""
+        if not (self.moves_blocks and self.name == owner):
+            self.check(verb, _ADMIN, None)
 
     def check(self, verb: str, roles: frozenset[str], partition: str | None) -> None:
         """``partition`` None: all of the queue. Raises NotAuthorizedError."""
@@ -163,6 +175,8 @@ class Access:
         if principal is None or principal.entry is None or isinstance(body, commands.ListPartitions | wire.Join):
             return  # a listing is cut to what may be seen; who may join was asked at admission
         verb = type(body).__name__
+        if isinstance(body, wire.Drain | wire.Relocate | wire.Retire) and principal.moves_blocks:
+            return  # whose unit that is, is asked where it is looked up
         if type(body) in QUEUE_ROLES:
             principal.check(verb, QUEUE_ROLES[type(body)], None)
         elif isinstance(body, commands.ListKeys) and not body.partition:
@@ -252,7 +266,8 @@ class GuardedStore:
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort):
             principal = self._principals[peer]
-            if not principal.may(_PRODUCE, self._scopes.get(message.block, "")) or message.block >> 32 != peer.writer:
+            may = principal.moves_blocks or principal.may(_PRODUCE, self._scopes.get(message.block, ""))
+            if not may or message.block >> 32 != peer.writer:
                 return
             self._scopes.pop(message.block, None)
         self._store.notice(peer, message)
@@ -279,6 +294,8 @@ class GuardedStore:
     def _check(self, principal: Principal, message: Any) -> None:
         """Raises NotAuthorizedError, RequestError."""
         verb = type(message).__name__
+        if principal.moves_blocks and isinstance(message, wire.Put | wire.Alloc | wire.Fill | wire.Read | wire.Stats):
+            return
         if isinstance(message, wire.Put | wire.Alloc):
             principal.check(verb, _PRODUCE, message.scope)
         elif isinstance(message, wire.Fill | wire.Seal):

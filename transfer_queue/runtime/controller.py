@@ -187,6 +187,8 @@ class Controller(Server):
             if isinstance(body, Join):
                 log.warning("%s at %s cannot join: %s", body.name, body.address, error)
             self._after(connection.fail, request, error)
+        except MemoryError:
+            raise  # ends the process
         except Exception as error:  # boundary of a request: the caller gets it, the controller goes on
             log.exception("request %s failed", type(body).__name__)
             self._after(connection.fail, request, RequestError(f"{type(error).__name__} in the controller: {error}"))
@@ -207,7 +209,7 @@ class Controller(Server):
         if isinstance(body, Trace) and isinstance(session, ClientSession):
             return Value(self._trace(connection, body.most))
         if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
-            return self.drains.serve(session, body, self._loop.time())
+            return self.drains.serve(session, body, connection.principal, self._loop.time())
         if isinstance(body, Join) and isinstance(session, Joining):
             joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
             if self.access is not None and self.access.limited:

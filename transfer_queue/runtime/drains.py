@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transfer_queue.control.commands import Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError
-from transfer_queue.runtime.sessions import ClientSession
+from transfer_queue.runtime.sessions import ClientSession, UnitSession
 from transfer_queue.runtime.units import UnitRegistry
 from transfer_queue.wire.messages import Drain, Relocate, Retire
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.access import Principal
 
 __all__ = ["Drains"]
 
@@ -20,10 +25,15 @@ class Drains:
         self._core = core
         self._units = units
 
-    def serve(self, session: ClientSession, body: Drain | Relocate | Retire, now: float) -> Value:
-        """Raises RequestError, DataLostError."""
+    def serve(
+        self, session: ClientSession, body: Drain | Relocate | Retire, principal: Principal | None, now: float
+    ) -> Value:
+        """Raises RequestError, NotAuthorizedError, DataLostError."""
+        found = self._units.named(body.name) if isinstance(body, Drain) else self._units.numbered(body.unit)
+        if principal is not None and found is not None:
+            principal.check_unit(type(body).__name__, found.principal)
         if isinstance(body, Drain):
-            return self._drain(body)
+            return self._drain(self._units.named(body.name), body)
         if isinstance(body, Retire):
             return Value(self._units.retire(body.unit, now))
         for _, _, copy in body.moves:
@@ -34,8 +44,9 @@ class Drains:
             session.announced.pop(copy, None)
         return Value(moved)
 
-    def _drain(self, body: Drain) -> Value:
-        unit = self._units.drain(body.name, body.stop).info.unit
+    def _drain(self, session: UnitSession, body: Drain) -> Value:
+        self._units.drain(session, body.stop)
+        unit = session.info.unit
         table = self._core.blocks
         slots = table.slots_of_unit(unit)[: max(0, body.most)]
         blocks, nbytes = (column.array[slots].astype("<i8").tobytes() for column in (table.block, table.nbytes))

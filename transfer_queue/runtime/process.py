@@ -62,6 +62,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
     arguments = parser.parse_args()
     allow_descriptors()
     loop = new_event_loop()
+    loop.set_exception_handler(_handle)
     stop = asyncio.Event()
     try:
         settings = load_document(model, arguments.config)
@@ -79,6 +80,15 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
         _end_tasks(loop)
         loop.close()
     return 0
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End at once without memory: whatever was being changed may be changed by half, and must not be acknowledged or
+    written down."""
+    if isinstance(context.get("exception"), MemoryError):
+        os.write(2, b"error: out of memory: give this process more, or keep fewer rows\n")
+        os._exit(1)
+    loop.default_exception_handler(context)
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -165,5 +165,7 @@ class UnitSession:
     lost_at: float = 0.0
     blocks: int = 0
     draining: bool = False
+    principal: str = ""
+    """Who it joined as, if that was asked."""
     retired: bool = False
     """Drained and about to end: it is forgotten with its connection."""

@@ -91,6 +91,8 @@ class BlockServer(Server):
             answer = self._store.serve(connection.context, body, payload)
         except TransferQueueError as error:
             self._fail(connection, request, body, started, error)
+        except MemoryError:
+            raise  # ends the process
         except Exception as error:  # boundary of a request: the caller gets it, the unit goes on
             log.exception("request %s failed", type(body).__name__)
             failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")
@@ -112,6 +114,8 @@ class BlockServer(Server):
             answer = await work
         except TransferQueueError as error:
             self._fail(connection, request, body, started, error)
+        except MemoryError:
+            raise
         except Exception as error:  # boundary of a request
             log.exception("request failed")
             failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")

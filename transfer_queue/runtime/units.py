@@ -119,6 +119,7 @@ class UnitRegistry:
             self._core.unit_joined(session.info.unit, inventory, now)
         session.draining = session.retired = False
         session.connection = connection
+        session.principal = "" if connection.principal is None else connection.principal.name
         connection.context = session
         connection.peer = f"storage unit {join.name}"
         unit = session.info.unit
@@ -165,19 +166,25 @@ class UnitRegistry:
 
     # ------------------------------------------------------------------------------------------------------- draining
 
-    def drain(self, name: str, stop: bool) -> UnitSession:
-        """The unit of that name takes no new blocks, or with ``stop`` some again. Raises RequestError."""
+    def named(self, name: str) -> UnitSession:
+        """Raises RequestError."""
         session = next((item for item in self if item.info.name == name), None)
         if session is None:
             known = ", ".join(sorted(item.info.name for item in self)) or "none"
             raise RequestError(f"there is no storage unit {name!r}; there are: {known}")
+        return session
+
+    def numbered(self, unit: int) -> UnitSession | None:
+        return self._units.get(unit)
+
+    def drain(self, session: UnitSession, stop: bool) -> None:
+        """The unit takes no new blocks, or with ``stop`` some again."""
         if session.draining == stop:
             session.draining = not stop
             if session.retired:
                 session.retired = False
                 self._core.unit_joined(session.info.unit)
             self._changed()
-        return session
 
     def retire(self, unit: int, now: float) -> bool:
         """An empty, draining unit is about to end; False: it is neither."""

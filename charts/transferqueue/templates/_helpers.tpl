@@ -54,6 +54,10 @@ matchExpressions:
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, create, patch, delete]
+# Of queues whose certificates cert-manager makes.
+- apiGroups: [cert-manager.io]
+  resources: [certificates]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]

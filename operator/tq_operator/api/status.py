@@ -70,5 +70,5 @@ class Status(Reported):
     leader: str | None = Field(default=None, description="Pod of the master that leads, with high availability.")
     storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
     transport: str = Field(default="", description="How bytes move: tcp or rdma.")
-    tls: str = Field(default="", description="How connections are made: off, operator or secret.")
+    tls: str = Field(default="", description="How connections are made: off, operator, secret or issuer.")
     injected: int = Field(default=0, description="Pods that were given this queue.")

@@ -101,14 +101,19 @@ class Queue:
         """Name of the Secret with the certificate of the pods of ``namespace`` that use the queue."""
         if own := self.spec.security.tls.client_secret:
             return own
+        return self.client_child("issued-client" if self.running_tls == "issuer" else "tls-client", namespace)
+
+    def client_child(self, part: str, namespace: str) -> str:
+        """Name of the object for ``part`` in a namespace of clients."""
         if namespace == self.namespace:
-            return self.child("tls-client")
-        return self.child(f"{digest(self.namespace)}-tls-client")  # there may be a queue of the same name there
+            return self.child(part)
+        return self.child(f"{digest(self.namespace)}-{part}")  # there may be a queue of the same name there
 
     @property
     def server_secret(self) -> str:
         """Name of the Secret with the certificate of controller and storage units."""
-        return self.spec.security.tls.server_secret or self.child("tls-server")
+        made = self.child("issued-server" if self.tls == "issuer" else "tls-server")
+        return self.spec.security.tls.server_secret or made
 
     def owner_reference(self) -> Manifest:
         """The reference by which Kubernetes deletes children after their queue."""

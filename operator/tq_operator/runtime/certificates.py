@@ -1,7 +1,8 @@
-"""A CA for each queue, and certificates of it in Secrets: one for its servers, one for its pods in each namespace.
+"""Certificates in Secrets: one for the servers of a queue, one for its pods in each namespace.
 
-They are made when the queue is looked at, and anew when a third of their life is left; the kubelet brings new ones to
-the pods, whose processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
+They are of an issuer of cert-manager, which looks after them, or of a CA that the queue alone has. Then they are made
+when the queue is looked at, and anew when a third of their life is left; the kubelet brings new ones to the pods, whose
+processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from tq_operator.plan.difference import foreign_owner
+from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.issued import ISSUED, client_certificate, server_certificate, why_not_issued
 from tq_operator.plan.names import QUEUE_ANNOTATION, labels
 from tq_operator.plan.pods import manifest
 from tq_operator.plan.problems import Problem, refusal
@@ -55,14 +57,20 @@ class Certificates:
         Gives what went wrong, and what is wrong with Secrets that the queue names.
         """
         problems = self._given_secrets(queue, now)
-        if queue.tls != "operator" or queue.annotations.get(PAUSE) == "true":
+        if queue.annotations.get(PAUSE) == "true":
+            return problems
+        # Anybody can make a pod that looks as if it had been given the queue.
+        namespaces = sorted({queue.namespace, *filter(queue.admits, users)})
+        if queue.tls == "issuer":
+            wanted = [server_certificate(queue), *(client_certificate(queue, name) for name in namespaces)]
+            return [*problems, *filter(None, map(self._order, wanted))]
+        if queue.tls != "operator":
             return problems
         try:
             authority = self._authority(queue, now)
             hosts = [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
             self._keep(queue, self._own(queue, "tls-server"), authority, server_names(hosts), now, server=True)
-            # Anybody can make a pod that looks as if it had been given the queue.
-            for namespace in sorted({queue.namespace, *filter(queue.admits, users)}):
+            for namespace in namespaces:
                 secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
                 names = client_names(namespace_name(namespace))
                 self._keep(queue, secret, authority, names, now, server=False)
@@ -73,19 +81,41 @@ class Certificates:
         return problems
 
     def users_left(self) -> set[tuple[str, str]]:
-        """Queues, by namespace and name, with a Secret in a namespace other than their own."""
-        return {key for secret in self._clients() if (key := _key_of(secret)) is not None}
+        """Queues, by namespace and name, with something that Kubernetes does not delete with them."""
+        return {key for found in self._left_behind() if (key := _key_of(found)) is not None}
 
     def forget(self, namespace: str, name: str) -> None:
-        """Delete the Secrets of a queue that is gone from other namespaces; Kubernetes deletes those in its own."""
-        for secret in self._clients():
-            if _key_of(secret) == (namespace, name):
+        """Delete what a queue that is gone left: Secrets in other namespaces, and those of cert-manager."""
+        for found in self._left_behind():
+            if _key_of(found) == (namespace, name):
                 self._may_write()
-                self._cluster.delete(secret)
+                self._cluster.delete(found)
 
-    def _clients(self) -> list[Manifest]:
-        chosen = {name: value for name, value in labels("any", _CLIENT).items() if name.startswith("app.kubernetes.io")}
-        return self._cluster.secrets(self._namespaces, chosen)
+    def _left_behind(self) -> list[Manifest]:
+        # Certificates first: cert-manager makes the Secret of one anew.
+        kinds = (("Certificate", ISSUED), ("Secret", ISSUED), ("Secret", _CLIENT))
+        found = []
+        for kind, part in kinds:
+            chosen = {key: value for key, value in labels("any", part).items() if key.startswith("app.kubernetes.io")}
+            found += self._cluster.labelled(kind, self._namespaces, chosen)
+        return found
+
+    def _order(self, certificate: Manifest) -> Problem | None:
+        """Have cert-manager make a certificate. Gives why there is none."""
+        wanted, where = stamped(certificate), "{namespace}/{name}".format(**certificate["metadata"])
+        try:
+            found = self._cluster.child(wanted)
+            if found is not None and _key_of(found) != _key_of(wanted):
+                words = f"Certificate {where} exists and belongs to something else; delete it or rename the queue"
+                return Problem("CertificateNotMade", words)
+            if differs(wanted, found):
+                self._may_write()
+                found = self._cluster.apply(wanted)
+        except ClusterError as error:
+            words = f"{error}; tls.mode issuer needs cert-manager, and the operator the right to its Certificates"
+            return refusal(f"Certificate {where}", words, "CertificateNotMade")
+        words = why_not_issued(found or {})
+        return Problem("CertificateNotMade", f"Certificate {where}: cert-manager says: {words}") if words else None
 
     def _authority(self, queue: Queue, now: datetime) -> KeyPair:
         wanted = self._own(queue, "tls-ca")
@@ -172,9 +202,9 @@ def _foreign(queue: Queue, namespace: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
 
 
-def _key_of(secret: Manifest) -> tuple[str, str] | None:
-    """The queue of a Secret in another namespace; None for one in the queue's own."""
-    namespace, separator, name = secret["metadata"].get("annotations", {}).get(QUEUE_ANNOTATION, "").partition("/")
+def _key_of(found: Manifest) -> tuple[str, str] | None:
+    """The queue of what is not deleted with it; None for a Secret that is."""
+    namespace, separator, name = found["metadata"].get("annotations", {}).get(QUEUE_ANNOTATION, "").partition("/")
     return (namespace, name) if separator else None
 
 

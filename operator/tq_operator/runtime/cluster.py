@@ -30,7 +30,11 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
-_KINDS = {**CHILD_KINDS, "Secret": ("/api/v1", "secrets")}
+_KINDS = {
+    **CHILD_KINDS,
+    "Secret": ("/api/v1", "secrets"),
+    "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
+}
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
@@ -59,7 +63,7 @@ class Cluster:
         chosen = _text(selector(queue))
         found = {}
         for kind, (prefix, plural) in CHILD_KINDS.items():
-            for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen):
+            for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True):
                 # Entries of a list do not say what they are.
                 found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
@@ -72,13 +76,17 @@ class Cluster:
         """Pods of a queue's parts and pods that were given the queue."""
         paths = [f"/api/v1/namespaces/{name}/pods" for name in namespaces] or ["/api/v1/pods"]
         chosen = f"{QUEUE_LABEL}={label_value(queue)}"
-        return [item for path in paths for item in self._list(path, chosen)]
+        return [item for path in paths for item in self._list(path, chosen, recent=True)]
 
-    def secrets(self, namespaces: Sequence[str], labels: Mapping[str, str]) -> list[Manifest]:
-        """Secrets with these labels."""
-        paths = [f"/api/v1/namespaces/{name}/secrets" for name in namespaces] or ["/api/v1/secrets"]
-        found = [item for path in paths for item in self._list(path, _text(labels))]
-        return [{"apiVersion": "v1", "kind": "Secret", **item} for item in found]
+    def labelled(self, kind: str, namespaces: Sequence[str], labels: Mapping[str, str]) -> list[Manifest]:
+        """Objects of ``kind`` with these labels; none of a kind that the apiserver does not know."""
+        prefix, plural = _KINDS[kind]
+        paths = [f"{prefix}/namespaces/{name}/{plural}" for name in namespaces] or [f"{prefix}/{plural}"]
+        try:
+            found = [item for path in paths for item in self._list(path, _text(labels))]
+        except NotFoundError:
+            return []
+        return [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in found]
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply; fields that others set by hand are taken back."""
@@ -156,8 +164,12 @@ class Cluster:
         except NotFoundError:
             return None
 
-    def _list(self, path: str, chosen: str = "") -> list[Manifest]:
-        items: list[Manifest] = self.call("GET", path, query=[("labelSelector", chosen)] if chosen else [])["items"]
+    def _list(self, path: str, chosen: str = "", *, recent: bool = False) -> list[Manifest]:
+        """``recent``: what the apiserver has in its cache, as watches show it, without a round through etcd."""
+        query = [("labelSelector", chosen)] if chosen else []
+        if recent:
+            query.append(("resourceVersion", "0"))
+        items: list[Manifest] = self.call("GET", path, query=query)["items"]
         return items
 
     def _apply(self, path: str, manifest: Manifest) -> Manifest:

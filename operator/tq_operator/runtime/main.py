@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,6 +32,9 @@ __all__ = ["api_client", "main", "run"]
 
 logger = logging.getLogger("tq_operator")
 
+_SWITCH_S = 0.0005
+_THREADS = 32
+
 
 def main() -> int:
     """Run until SIGTERM. An expected fault is one line on stderr and exit code 1."""
@@ -50,6 +54,10 @@ def main() -> int:
 
 async def run(settings: OperatorSettings) -> None:
     """Serve until the process is asked to end. Raises StartError, and what ended a part of it."""
+    # Admission, which pods wait for, gets the interpreter between the steps of reconciliation, and never waits for one
+    # of its threads.
+    sys.setswitchinterval(_SWITCH_S)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "operator"))
     cluster = Cluster(api_client())
     elector = (
         Elector(cluster, settings.lease_namespace, settings.lease_name, settings.identity)
@@ -69,15 +77,13 @@ async def run(settings: OperatorSettings) -> None:
     def find_bindings(namespace: str) -> list[Manifest]:
         return cluster.bindings([namespace])
 
-    def find_queue(namespace: str, name: str) -> Manifest | None:
-        # One that was just created may not have been seen yet.
-        return reconciler.documents.get((namespace, name)) or cluster.queue(namespace, name)
-
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
     async with (
         _serving(
-            webhook_application(find_queue, find_bindings, reconciler.metrics, settings.default_tls),
+            webhook_application(
+                reconciler.documents, cluster.queue, find_bindings, reconciler.metrics, settings.default_tls
+            ),
             settings.webhook_port,
             certificate,
         ),

@@ -94,7 +94,8 @@ class Reconciler:
         while True:
             try:
                 found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
-                self.documents = {_key(document): document for document in found}
+                self.documents.clear()  # the same mapping for admission, which reads it on this loop
+                self.documents.update((_key(document), document) for document in found)
                 self.metrics.queues.labels("known").set(len(found))
                 self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
                 first = self.last_sync is None

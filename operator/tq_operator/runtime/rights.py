@@ -20,6 +20,7 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "persistentvolumeclaims"): _OWNED,
     ("", "services"): _OWNED,
     ("", "secrets"): ("get", "list", "create", "patch", "delete"),
+    ("cert-manager.io", "certificates"): ("get", "list", "create", "patch", "delete"),
     ("apps", "deployments"): _OWNED,
     ("apps", "statefulsets"): _OWNED,
     ("policy", "poddisruptionbudgets"): _OWNED,

@@ -7,7 +7,7 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,16 @@ class Certificate:
 
 
 def webhook_application(
-    find_queue: FindQueue, find_bindings: FindBindings, metrics: OperatorMetrics, default_tls: TlsMode = "off"
+    known: Mapping[tuple[str, str], Manifest],
+    find_queue: FindQueue,
+    find_bindings: FindBindings,
+    metrics: OperatorMetrics,
+    default_tls: TlsMode = "off",
 ) -> web.Application:
     """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
     queues, CONVERT_PATH between versions of the API.
+
+    ``known``: queues by namespace and name; others are looked up.
     """
 
     async def inject(review: Review) -> dict[str, Any]:
@@ -119,7 +125,8 @@ def webhook_application(
 
     async def attach(review: Review, namespace: str, name: str) -> dict[str, Any]:
         try:
-            document = await asyncio.to_thread(find_queue, namespace, name)
+            # One that was just created may not have been seen yet.
+            document = known.get((namespace, name)) or await asyncio.to_thread(find_queue, namespace, name)
         except ClusterError as error:
             return deny(review, f"cannot look up TransferQueue {namespace}/{name}: {error}", 503)
         if document is None:

@@ -172,3 +172,68 @@ def test_a_secret_that_cannot_be_used_is_told_about(operator: Operator, data: di
     )
     assert f"Secret default/{name}-s {words}" in degraded
     plane.kubectl("delete", "transferqueue", name)
+
+
+CERTIFICATES = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: certificates.cert-manager.io}
+spec:
+  group: cert-manager.io
+  names: {kind: Certificate, listKind: CertificateList, plural: certificates, singular: certificate}
+  scope: Namespaced
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema:
+        openAPIV3Schema:
+          type: object
+          properties:
+            spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
+            status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+"""
+
+
+def test_certificates_of_an_issuer_are_asked_of_cert_manager_and_go_with_the_queue(operator: Operator) -> None:
+    plane, name = operator.plane, "issued"
+    apply(operator, name, "{tls: {mode: issuer, issuerRef: {name: corporate, kind: ClusterIssuer}}}")
+
+    def degraded() -> str:
+        return str(condition(plane, name, "Degraded").get("message", ""))
+
+    wait_until(lambda: "needs cert-manager" in degraded(), "it is said that cert-manager is missing", 60)
+    plane.apply(CERTIFICATES)
+    server = f"{name}-issued-server"
+    wait_until(lambda: plane.kubectl("get", "certificate", server).returncode == 0, "it is asked for", 120)
+    template = (plane.get("deployment", f"{name}-controller") or {})["spec"]["template"]["spec"]
+    assert [volume["secret"]["secretName"] for volume in template["volumes"] if "secret" in volume] == [server]
+    assert not secret(operator, f"{name}-tls-ca"), "a CA of the operator's own"
+
+    said = {"type": "Ready", "status": "False", "reason": "Pending", "message": "no such issuer"}
+    tell = ("patch", "certificate", server, "--subresource=status", "--type=merge", "-p")
+    assert plane.kubectl(*tell, json.dumps({"status": {"conditions": [said]}})).returncode == 0
+    wait_until(lambda: "cert-manager says: no such issuer" in degraded(), "what cert-manager says is passed on", 60)
+    said["status"] = "True"
+    assert plane.kubectl(*tell, json.dumps({"status": {"conditions": [said]}})).returncode == 0
+    wait_until(lambda: condition(plane, name, "Degraded")["status"] == "False", "it is made", 60)
+
+    plane.kubectl("create", "namespace", "jobs")
+    wait_until(lambda: plane.get("serviceaccount", "default", "jobs"), "the namespace is set up")
+    asked = json.dumps({"metadata": {"labels": {"transferqueue.io/inject": f"default_{name}"}}})
+    done = plane.kubectl("run", "issued", "-n", "jobs", "--image=t:1", f"--overrides={asked}")
+    assert done.returncode == 0, done.stderr
+    volumes = (plane.get("pod", "issued", "jobs") or {})["spec"]["volumes"]
+    (mounted,) = [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
+    wait_until(lambda: plane.get("certificate", mounted, "jobs"), "the pod's certificate is asked for", 60)
+    spec = (plane.get("certificate", mounted, "jobs") or {})["spec"]
+    assert spec["secretName"] == mounted
+    assert spec["issuerRef"] == {"name": "corporate", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+
+    metadata = {"name": mounted, "namespace": "jobs", **spec["secretTemplate"]}  # as cert-manager makes and leaves it
+    plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": "Secret", "metadata": metadata}))
+    plane.kubectl("delete", "pod", "issued", "-n", "jobs", "--now")
+    plane.kubectl("delete", "transferqueue", name)
+    for kind in ("certificate", "secret"):
+        wait_until(lambda kind=kind: not plane.get(kind, mounted, "jobs"), f"its {kind} is deleted with the queue", 60)

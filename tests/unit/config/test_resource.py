@@ -153,7 +153,7 @@ REFUSALS = [
     ),
     (
         f"{{{SIMPLE}, security: {{tls: {{mode: off}}}}}}",
-        'spec.security.tls.mode: Unsupported value: false: supported values: "off", "operator", "secret"; '
+        'spec.security.tls.mode: Unsupported value: false: supported values: "off", "operator", "secret", "issuer"; '
         "quote it: YAML reads a bare off as false",
     ),
     (
@@ -273,6 +273,7 @@ def test_tls_is_on_where_somebody_has_to_be_known_and_else_as_the_installation_s
         "{tokensSecret: a}": "operator",
         "{policy: []}": "operator",
         "{tls: {mode: secret, serverSecret: a, clientSecret: b}, policy: []}": "secret",
+        "{tls: {mode: issuer, issuerRef: {name: a}}}": "issuer",
     }
     for default in ("off", "operator"):
         for security, mode in said.items():

@@ -10,6 +10,7 @@ import yaml
 
 from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import CONFIG_ANNOTATION, desired_children
+from tq_operator.plan.issued import client_certificate, server_certificate
 from tq_operator.plan.names import child_name, selector
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
@@ -165,9 +166,30 @@ def test_a_change_of_the_policy_restarts_nothing_and_reaches_the_servers_as_a_fi
     ]
 
 
-def test_storage_with_a_policy_is_not_drained_because_moved_blocks_would_lose_the_mark_of_their_partition() -> None:
+def test_storage_with_a_policy_is_drained_as_any_other() -> None:
     storage = children(SPECS["tls-with-a-policy"])["StatefulSet", "quickstart-storage"]
-    assert "lifecycle" not in storage["spec"]["template"]["spec"]["containers"][0]
+    hook = storage["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert "transfer_queue.client.draining" in hook
+
+
+def test_certificates_of_an_issuer_have_secrets_of_their_own_for_servers_and_each_namespace() -> None:
+    made = queue(
+        "{backend: {simple: {}}, access: {namespaces: [jobs]},"
+        " security: {tls: {mode: issuer, issuerRef: {name: corporate, kind: ClusterIssuer}}}}"
+    )
+    certificates = [server_certificate(made), client_certificate(made, "rl"), client_certificate(made, "jobs")]
+    assert [entry["spec"]["issuerRef"] for entry in certificates] == 3 * [
+        {"name": "corporate", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    ]
+    server, own, others = (entry["spec"] for entry in certificates)
+    assert server["secretName"] == made.server_secret == "quickstart-issued-server"
+    assert made.host("controller") in server["dnsNames"]
+    assert own["secretName"] == made.client_secret("rl") == "quickstart-issued-client"
+    assert others["secretName"] == made.client_secret("jobs") != own["secretName"]
+    assert others["uris"] == ["urn:transferqueue:namespace:jobs"]
+    assert "server auth" in server["usages"]
+    assert "server auth" not in own["usages"] + others["usages"]
+    assert [len(entry["metadata"].get("ownerReferences", [])) for entry in certificates] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SERVER = """
+import asyncio, sys
+from transfer_queue.config.document import Document
+from transfer_queue.runtime.process import run_process
+
+class Settings(Document):
+    pass
+
+async def serve(settings, stop):
+    def work():
+        raise {error}("by half")
+    asyncio.get_running_loop().call_soon(work)
+    asyncio.get_running_loop().call_later(0.2, stop.set)
+    await stop.wait()
+    print("went on")
+
+sys.exit(run_process(Settings, serve, "server"))
+"""
+
+
+def run(folder: Path, error: str) -> subprocess.CompletedProcess[str]:
+    (folder / "settings.yaml").write_text("{}")
+    command = [sys.executable, "-c", SERVER.format(error=error), "--config", str(folder / "settings.yaml")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_without_memory_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    ended = run(tmp_path, "MemoryError")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert "error: out of memory" in ended.stderr
+
+
+def test_a_server_goes_on_after_any_other_error_of_a_callback(tmp_path: Path) -> None:
+    ended = run(tmp_path, "ValueError")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "went on\n"
+    assert "ValueError: by half" in ended.stderr
