@@ -30,8 +30,8 @@ class Drains:
     ) -> Value:
         """Raises RequestError, NotAuthorizedError, DataLostError."""
         found = self._units.named(body.name) if isinstance(body, Drain) else self._units.numbered(body.unit)
-        if principal is not None and found is not None:
-            principal.check_unit(type(body).__name__, found.principal)
+        if principal is not None:  # a unit that is not here is nobody's own
+            principal.check_unit(type(body).__name__, "" if found is None else found.principal)
         if isinstance(body, Drain):
             return self._drain(self._units.named(body.name), body)
         if isinstance(body, Retire):

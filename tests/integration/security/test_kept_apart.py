@@ -148,6 +148,8 @@ def test_the_hook_of_a_unit_drains_that_unit_and_its_principal_may_do_nothing_el
         commands.Clear("a/inline"),
         wire.Look(),
         commands.Snapshot("a/inline"),
+        wire.Relocate(7, []),  # a unit that is not here
+        wire.Retire(7),
     ):
         with pytest.raises(NotAuthorizedError, match="'storage' may not do"):
             as_peer(queue.stack, storage, ask(request))
