@@ -2,6 +2,7 @@
 
 A parameter written ``*name=default`` is keyword-only.
 
+``OPTIONAL`` are parameters that may be left out here though they may not there, with the default that they have.
 ``EXTENSIONS`` are parameters that this release adds, each keyword-only; ``ADDED`` are its names. ``ABSENT`` are names
 that it does not have; docs/compatibility.md gives the reason for every entry of them.
 """
@@ -26,6 +27,7 @@ TOP_LEVEL = {
     "KVBatchMeta": "(keys=<factory>, tags=<factory>, partition_id=None, fields=None, extra_info=<factory>)",
     "TransferQueueClient": "(client_id, controller_info, zmq_io_threads=None, zmq_max_sockets=None)",
     "AsyncTransferQueueClient": "(client_id, controller_info, zmq_io_threads=None, zmq_max_sockets=None)",
+    "StreamingTokenBudgetSampler": "(n_samples_per_prompt=1, balance_unit_multiplier=1)",
     "StreamingDataset": "(config, batch_size, micro_batch_size, data_fields, partition_id, task_name, dp_rank, "
     "should_check_consumption_status=False, fetch_batch_fn=None, process_batch_fn=None)",
     "StreamingDataLoader": "(dataset, num_workers=0, collate_fn=None, pin_memory=False, worker_init_fn=None, "
@@ -48,6 +50,8 @@ CLIENT = {
     "set_custom_meta": "(metadata)",
     "clear_samples": "(metadata)",
     "clear_partition": "(partition_id)",
+    "check_production_completed": "(partition_id)",
+    "check_stream_drained": "(task_name, partition_id)",
     "get_production_status": "(data_fields, partition_id)",
     "get_consumption_status": "(task_name, partition_id)",
     "check_production_status": "(data_fields, partition_id)",
@@ -130,6 +134,7 @@ MODULES = {
         "get_seqlen_balanced_partitions",
         "karmarkar_karp",
     ],
+    "transfer_queue.sampler.streaming_token_budget_sampler": ["StreamingTokenBudgetSampler"],
     "transfer_queue.dataloader": [
         "StreamingDataset",
         "StreamingDataLoader",
@@ -198,11 +203,18 @@ MODULES = {
     "transfer_queue.utils.serial_utils": ["batch_encode_into", "batch_decode_from"],
 }
 
+OPTIONAL = {
+    "BatchMeta": {"global_indexes": (), "partition_ids": ()},
+    "get_meta": {"batch_size": None, "partition_id": ""},
+    "async_get_meta": {"batch_size": None, "partition_id": ""},
+}
 EXTENSIONS = {
     "BatchMeta": {"samples"},
     "StreamingDataset": {"total_samples", "lease"},
-    "get_meta": {"timeout", "lease"},
-    "async_get_meta": {"timeout", "lease"},
+    "get_meta": {"timeout", "lease", "token_budget", "is_last"},
+    "async_get_meta": {"timeout", "lease", "token_budget", "is_last"},
+    "put": {"custom_meta", "is_last"},
+    "async_put": {"custom_meta", "is_last"},
     **{
         f"{prefix}{name}": {"zero_copy", "out", "device"}
         for name in ("kv_batch_get", "kv_batch_get_by_meta", "get_data")

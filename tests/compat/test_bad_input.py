@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.dataloader import clear_end, mark_end
 from transfer_queue.errors import (
     ConnectionLostError,
     InvalidInputError,
@@ -30,8 +32,21 @@ Arguments = dict[str, Any]
 KV: dict[str, Arguments] = {
     "kv_put": {"key": "a", "partition_id": "p", "fields": {"x": 1}, "tag": {"t": 1}, "data_parser": None},
     "kv_batch_put": {"keys": ["a"], "partition_id": "p", "fields": ROWS, "tags": [{}], "data_parser": None},
-    "kv_batch_get": {"keys": ["a"], "partition_id": "p", "select_fields": None},
-    "kv_batch_get_by_meta": {"meta": tq.KVBatchMeta(["a"], [{}], "p", ["x"]), "select_fields": None},
+    "kv_batch_get": {
+        "keys": ["a"],
+        "partition_id": "p",
+        "select_fields": None,
+        "zero_copy": False,
+        "out": None,
+        "device": None,
+    },
+    "kv_batch_get_by_meta": {
+        "meta": tq.KVBatchMeta(["a"], [{}], "p", ["x"]),
+        "select_fields": None,
+        "zero_copy": False,
+        "out": None,
+        "device": None,
+    },
     "kv_list": {"partition_id": "p"},
     "kv_clear": {"keys": ["a"], "partition_id": "p"},
 }
@@ -44,9 +59,20 @@ CLIENT: dict[str, Arguments] = {
         "task_name": "t",
         "sampling_config": {},
         "timeout": 0.05,
+        "lease": None,
+        "token_budget": None,
+        "is_last": False,
     },
-    "put": {"data": ROWS, "metadata": None, "partition_id": "p", "data_parser": None},
-    "get_data": {"metadata": META},
+    "put": {
+        "data": ROWS,
+        "metadata": None,
+        "partition_id": "p",
+        "data_parser": None,
+        "custom_meta": None,
+        "is_last": False,
+    },
+    "get_data": {"metadata": META, "zero_copy": False, "out": None, "device": None},
+    "ack": {"metadata": META, "task_name": "t"},
     "set_custom_meta": {"metadata": META},
     "clear_samples": {"metadata": META},
     "clear_partition": {"partition_id": "p"},
@@ -54,6 +80,8 @@ CLIENT: dict[str, Arguments] = {
     "get_consumption_status": {"task_name": "t", "partition_id": "p"},
     "check_production_status": {"data_fields": ["x"], "partition_id": "p"},
     "check_consumption_status": {"task_name": "t", "partition_id": "p"},
+    "check_production_completed": {"partition_id": "p"},
+    "check_stream_drained": {"task_name": "t", "partition_id": "p"},
     "reset_consumption": {"partition_id": "p", "task_name": None},
     "get_partition_list": {},
     "kv_retrieve_meta": {"keys": ["a"], "partition_id": "p", "create": False},
@@ -77,6 +105,13 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "task_name": [5],
     "sampling_config": [5, [1], {1: 2}],
     "timeout": ["soon"],
+    "lease": ["long", [1]],
+    "token_budget": ["many", 1.5],
+    "is_last": ["yes", 1],
+    "custom_meta": [5, {"a": 1}, [5], [{1: 2}]],
+    "zero_copy": ["yes", 1],
+    "out": [5, ["x"], "x"],
+    "device": [[1], 1.5],
     "data": [5, None, "x", [1]],
     "metadata": [5, "rows"],
     "data_parser": [5, "parser"],
@@ -146,7 +181,18 @@ EMPTY: list[tuple[str, str, str, Any, str]] = [
     ("client", "put", "metadata", tq.BatchMeta(), "metadata is empty"),
     ("client", "put", "data", TensorDict({"x": torch.ones(0, 2)}, [0]), "data is empty"),
     ("client", "put", "partition_id", None, "partition_id must be provided"),
+    ("client", "put", "custom_meta", [], "0 custom_meta.*does not match 1 rows"),
+    ("client", "put", "partition_id", "", "partition_id must not be empty"),
     ("client", "clear_partition", "partition_id", "", "partition_id must not be empty"),
+    ("client", "get_production_status", "partition_id", "", "partition_id must not be empty"),
+    ("client", "get_consumption_status", "partition_id", "", "partition_id must not be empty"),
+    ("client", "check_production_status", "partition_id", "", "partition_id must not be empty"),
+    ("client", "check_consumption_status", "partition_id", "", "partition_id must not be empty"),
+    ("client", "check_production_completed", "partition_id", "", "partition_id must not be empty"),
+    ("client", "check_stream_drained", "partition_id", "", "partition_id must not be empty"),
+    ("client", "reset_consumption", "partition_id", "", "partition_id must not be empty"),
+    ("client", "kv_retrieve_meta", "partition_id", "", "partition_id must not be empty"),
+    ("client", "kv_retrieve_keys", "partition_id", "", "partition_id must not be empty"),
     ("client", "kv_retrieve_meta", "keys", [], "keys is an empty list"),
     ("client", "kv_retrieve_keys", "global_indexes", [], "global_indexes is an empty list"),
 ]
@@ -170,12 +216,15 @@ UNKNOWN: dict[str, Any] = {
     "get_meta": WaitTimeoutError,
     "get_data": (RuntimeError, KeyError),
     "set_custom_meta": KeyError,
+    "ack": None,
     "clear_samples": None,
     "clear_partition": None,
     "get_production_status": (None, None),
     "get_consumption_status": (None, None),
     "check_production_status": False,
     "check_consumption_status": False,
+    "check_production_completed": False,
+    "check_stream_drained": False,
     "reset_consumption": True,
     "kv_retrieve_meta": NO_ROWS,
     "kv_retrieve_keys": RuntimeError,
@@ -235,6 +284,39 @@ def test_an_unknown_field_is_left_out_or_named(queue: Stack, partition: str, twi
     assert isinstance(caught.value, tq.TransferQueueError)
     assert call(client, "get_production_status", data_fields=["z"], partition_id=partition) == (None, None)
     assert call(client, "check_production_status", data_fields=["z"], partition_id=partition) is False
+    assert call(client, "get_meta", data_fields=["z"], batch_size=1, partition_id=partition, mode="insert").size == 1
+
+
+NOTHING: list[tuple[str, str, Arguments, Any]] = [
+    ("tq", "kv_batch_get", {"select_fields": []}, torch.Size([0])),
+    ("tq", "kv_batch_get_by_meta", {"select_fields": []}, torch.Size([0])),
+    ("client", "get_data", {"metadata": tq.BatchMeta()}, torch.Size([0])),
+    ("client", "ack", {"metadata": tq.BatchMeta()}, None),
+    ("client", "set_custom_meta", {"metadata": tq.BatchMeta()}, None),
+    ("client", "clear_samples", {"metadata": tq.BatchMeta()}, None),
+    ("client", "get_production_status", {"data_fields": []}, (None, None)),
+    ("client", "check_production_status", {"data_fields": []}, False),
+    ("client", "get_consumption_status", {"task_name": ""}, [0]),
+    ("client", "check_consumption_status", {"task_name": ""}, False),
+    ("client", "check_stream_drained", {"task_name": ""}, False),
+]
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(("owner", "call", "empty", "expected"), NOTHING, ids=[case[1] for case in NOTHING])
+def test_to_ask_for_nothing_is_answered_with_nothing(
+    queue: Stack, partition: str, owner: str, call: str, empty: Arguments, expected: Any, twin: str
+) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    arguments = {**arguments_of(owner, call), "partition_id": partition, **empty}
+    if "meta" in arguments:
+        arguments["meta"] = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
+    arguments = {name: value for name, value in arguments.items() if name in arguments_of(owner, call)}
+    found = invoke(owner_of(owner), call, twin, arguments)
+    if call == "get_consumption_status":
+        assert found[1].tolist() == expected
+    else:
+        assert (found.batch_size if isinstance(found, TensorDict) else found) == expected
 
 
 @pytest.mark.parametrize("twin", ["sync", "async"])
@@ -472,3 +554,44 @@ async def test_half_a_checkpoint_is_refused_by_the_call_that_takes_the_whole(que
             getattr(client, f"{call}_checkpoint")("/nowhere")
         with pytest.raises(error, match=whole):
             await getattr(client, f"async_{call}_checkpoint")("/nowhere")
+
+
+def test_the_table_has_every_call_with_every_argument() -> None:
+    """Those of the contract, and what is beyond it."""
+    for name, arguments in KV.items():
+        for call in (name, f"async_{name}"):
+            assert list(inspect.signature(getattr(tq, call)).parameters) == list(arguments), call
+    client = {name for name in dir(tq.TransferQueueClient) if name.startswith("async_")}
+    internal = {"async_run", "async_reset_zero_copy_all_keys_free"}
+    halves = {name for name in client if name.endswith("_checkpoint")}
+    assert {f"async_{name}" for name in CLIENT} == client - internal - halves
+    for name, arguments in CLIENT.items():
+        for call in (name, f"async_{name}"):
+            found = list(inspect.signature(getattr(tq.TransferQueueClient, call)).parameters)
+            assert found[1:] == list(arguments), call
+
+
+LIFECYCLE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+    ("save type", lambda: tq.save_checkpoint(5), TypeError, "checkpoint_dir"),  # type: ignore[arg-type]
+    ("save empty", lambda: tq.save_checkpoint(""), ValueError, "checkpoint_dir"),
+    ("save metadata", lambda: tq.save_checkpoint("/nowhere", metadata=[1]), TypeError, "metadata"),  # type: ignore[arg-type]
+    ("save storage", lambda: tq.save_checkpoint("/nowhere", include_storage="no"), TypeError, "include_storage"),  # type: ignore[arg-type]
+    ("load type", lambda: tq.load_checkpoint(None), TypeError, "checkpoint_dir"),  # type: ignore[arg-type]
+    ("load nothing", lambda: tq.load_checkpoint("/no/such/folder"), FileNotFoundError, "not found"),
+    ("mark type", lambda: mark_end(5), TypeError, "partition_id"),  # type: ignore[arg-type]
+    ("mark empty", lambda: mark_end(""), ValueError, "partition_id"),
+    ("mark producer", lambda: mark_end("p", 5), TypeError, "producer"),  # type: ignore[arg-type]
+    ("mark producers", lambda: mark_end("p", "a", 0), ValueError, "producers"),
+    ("mark producers type", lambda: mark_end("p", "a", "two"), TypeError, "producers"),  # type: ignore[arg-type]
+    ("clear type", lambda: clear_end(5), TypeError, "partition_id"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [case[1:] for case in LIFECYCLE], ids=[c[0] for c in LIFECYCLE])
+def test_a_call_about_the_queue_or_a_stream_refuses_a_wrong_argument_by_its_name(
+    queue: Stack, call: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert isinstance(caught.value, tq.TransferQueueError)
+    assert tq.get_client().get_partition_list() == []

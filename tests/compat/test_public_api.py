@@ -56,8 +56,8 @@ def check_signature(name: str, function: Any, wanted: str) -> None:
         else:
             assert actual.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD, (name, parameter)
             has_default = actual.default is not inspect.Parameter.empty
-            if name == "BatchMeta" and not default:
-                assert actual.default == (), (name, parameter)  # a batch of no rows may be made without arguments
+            if parameter in contract.OPTIONAL.get(name, {}):
+                assert (actual.default, default) == (contract.OPTIONAL[name][parameter], ""), (name, parameter)
             else:
                 assert (repr(actual.default) if has_default else "") == default, (name, parameter)
     for extra in allowed:

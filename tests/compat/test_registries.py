@@ -127,6 +127,15 @@ async def test_a_built_in_manager_reads_and_writes_rows_of_the_queue(queue: Stac
         await manager.notify_data_update(partition, [0], {})
 
 
+@pytest.mark.parametrize("kind", [*(name for names in MANAGER_TYPES.values() for name in names), "KVStorageManager"])
+def test_every_built_in_manager_may_be_named_and_old_names_are_dense(queue: Stack, partition: str, kind: str) -> None:
+    client = tq.TransferQueueClient("one", queue.address)
+    client.initialize_storage_manager(kind, {"zmq_info": {}, "client_name": "MooncakeStorageClient"})
+    meta = client.put(TensorDict({"x": torch.ones(2, 3)}, [2]), partition_id=partition)
+    assert client.get_data(meta)["x"].is_nested is (kind in MANAGER_TYPES)
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "error", "text"),
     [

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -391,3 +391,36 @@ def test_pieces_of_a_batch_keep_rows_tags_and_layouts() -> None:
         chunk_batch_fn(td, meta, 6)
     with pytest.raises(TypeError, match="TensorDict"):
         chunk_batch_fn({}, meta, 1)  # type: ignore[arg-type]
+
+
+class Torn:
+    """Numbers that cannot be received the first time, as their worker is about to die."""
+
+    torn: ClassVar[bool] = False
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def __reduce__(self) -> Any:
+        return receive_torn, (self.numbers, os.getpid())
+
+
+def receive_torn(numbers: list[int], pid: int) -> list[int]:
+    if not Torn.torn:
+        Torn.torn = True
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        raise ConnectionResetError("Connection reset by peer")
+    return numbers
+
+
+def torn(sample: tuple[TensorDict, tq.BatchMeta]) -> Torn:
+    return Torn(sample[0]["x"].tolist())
+
+
+def test_a_worker_that_dies_while_it_hands_a_batch_over_is_named_as_lost(queue: Stack, partition: str) -> None:
+    put(partition, 8)
+    mark_end(partition)
+    loader = StreamingDataLoader(dataset(partition), num_workers=1, collate_fn=torn)
+    with pytest.raises(WorkerLostError, match="iterate again"):
+        next(iter(loader))
+    assert [number for numbers in loader for number in numbers] == list(range(8))

@@ -17,7 +17,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, InvalidTypeError
+from transfer_queue.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    InvalidInputError,
+    InvalidTypeError,
+)
 
 __all__ = [
     "FORMAT",
@@ -80,9 +86,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_directory(checkpoint_dir: object) -> Path:
-    """Raises InvalidTypeError."""
+    """Raises InvalidTypeError, InvalidInputError."""
     if not isinstance(checkpoint_dir, str | os.PathLike):
         raise InvalidTypeError(f"checkpoint_dir must be a path, not {type(checkpoint_dir).__name__}")
+    if not os.fspath(checkpoint_dir):
+        raise InvalidInputError("checkpoint_dir must not be empty; '.' is the current directory")
     return Path(checkpoint_dir)
 
 

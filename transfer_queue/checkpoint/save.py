@@ -20,6 +20,7 @@ from transfer_queue.checkpoint.files import (
     checked_directory,
     locked,
 )
+from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.lifecycle import current_client
@@ -62,6 +63,7 @@ def save_checkpoint(
     """
     directory = checked_directory(checkpoint_dir)
     metadata = _check_metadata(metadata)
+    check_flag("include_storage", include_storage)
     save_queue(client_of_this_process(), directory, include_storage=include_storage, metadata=metadata)
 
 

@@ -71,14 +71,14 @@ def check_fields(name: str, value: object) -> list[str]:
     return _encodable(name, list(value))
 
 
-def check_tags(tags: object, count: int) -> list[dict[str, Any]]:
-    """A dict for each of ``count`` keys, of values that msgpack can carry."""
+def check_tags(name: str, tags: object, count: int, what: str) -> list[dict[str, Any]]:
+    """A dict for each of ``count`` keys or rows, as ``what`` says, of values that msgpack can carry."""
     if not isinstance(tags, list) or not all(isinstance(tag, dict) for tag in tags):
-        raise InvalidTypeError("tags must be a list of dicts, one a key")
+        raise InvalidTypeError(f"{name} must be a list of dicts, one for each of the {what}")
     if len(tags) != count:
-        raise InvalidInputError(f"{len(tags)} tags given, which does not match {count} keys")
+        raise InvalidInputError(f"{len(tags)} {name} given, which does not match {count} {what}")
     for tag in tags:
-        check_mapping("tags", tag)
+        check_mapping(name, tag)
     return tags
 
 

@@ -172,7 +172,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
-        check_registered(manager_type, self.engine.backend_kind, self.engine.backend_settings)
+        check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0])
         if layout is not None:
             self._options = replace(self._options, layout=layout)
@@ -190,14 +190,16 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     async def async_get_meta(
         self,
         data_fields: Sequence[str],
-        batch_size: int,
-        partition_id: str,
+        batch_size: int | None = None,
+        partition_id: str = "",
         mode: str = "fetch",
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
         lease: float | None = None,
+        token_budget: int | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """Rows as metadata.
 
@@ -208,12 +210,26 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         With ``lease`` > 0 the rows are delivered at least once: they count as consumed when they are acknowledged
         (``async_ack``), and are fetched again if that does not come within ``lease`` seconds (``math.inf``: no limit)
         or this client dies. 0: at most once. None: as the queue says, which is at most once by default.
+        With ``token_budget`` ``batch_size`` may be left out: as many rows as a `TokenBudgetSampler` fits into it.
         ``"force_fetch"``: all rows of the partition in any state; its ``batch_size`` and task count for nothing.
-        ``"insert"``: ``batch_size`` new rows without data. Raises RequestError for an unknown mode, a fetch without
-        task and an unknown partition of a forced one; SamplerError; InvalidTypeError, InvalidInputError.
+        ``"insert"``: ``batch_size`` new rows without data, ``is_last``: the last ones of the partition.
+
+        Raises RequestError for an unknown mode, a fetch without task and an unknown partition of a forced one;
+        SamplerError; InvalidTypeError, InvalidInputError.
         """
         return await self._async(
-            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, lease)
+            self.rows.get_meta(
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                timeout,
+                lease,
+                token_budget,
+                is_last,
+            )
         )
 
     async def async_put(
@@ -222,15 +238,22 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         metadata: BatchMeta | None = None,
         partition_id: str | None = None,
         data_parser: DataParser | None = None,
+        *,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """Write ``data``, of batch size ``[rows]``, to the rows of ``metadata``, or append it to ``partition_id``.
 
         Returns the rows with the written fields, ready. All or nothing within a partition. ``data_parser`` gets
-        ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. Raises CapacityError,
+        ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. ``custom_meta``: a dict
+        for each row, merged into its tag when the rows become ready. ``is_last``: the partition gets no rows after
+        these (``check_production_completed``). Raises CapacityError,
         InvalidInputError, InvalidTypeError; RequestError for another number of rows than ``metadata`` has, and for what
         ``data_parser`` raises.
         """
-        return await self._async(self.rows.put(check_data("data", data), metadata, partition_id, data_parser))
+        return await self._async(
+            self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)
+        )
 
     async def async_get_data(
         self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
@@ -294,6 +317,19 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """
         return _all(await self.async_get_consumption_status(task_name, partition_id))
 
+    async def async_check_production_completed(self, partition_id: str) -> bool:
+        """Whether a put said ``is_last`` for the partition and all its rows have data. False for an unknown one.
+
+        Raises InvalidTypeError, InvalidInputError.
+        """
+        return await self._async(self.rows.production_completed(partition_id))
+
+    async def async_check_stream_drained(self, task_name: str, partition_id: str) -> bool:
+        """Whether production is completed, see ``async_check_production_completed``, and ``task_name`` consumed all
+        rows. Raises InvalidTypeError, InvalidInputError.
+        """
+        return await self._async(self.rows.stream_drained(task_name, partition_id))
+
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
 
@@ -335,18 +371,31 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
     def get_meta(
         self,
         data_fields: Sequence[str],
-        batch_size: int,
-        partition_id: str,
+        batch_size: int | None = None,
+        partition_id: str = "",
         mode: str = "fetch",
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
         lease: float | None = None,
+        token_budget: int | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """See ``async_get_meta``."""
         return self._sync(
-            self.rows.get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, lease)
+            self.rows.get_meta(
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                timeout,
+                lease,
+                token_budget,
+                is_last,
+            )
         )
 
     def put(
@@ -355,9 +404,14 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
         metadata: BatchMeta | None = None,
         partition_id: str | None = None,
         data_parser: DataParser | None = None,
+        *,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """See ``async_put``."""
-        return self._sync(self.rows.put(check_data("data", data), metadata, partition_id, data_parser))
+        return self._sync(
+            self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)
+        )
 
     def get_data(
         self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
@@ -396,6 +450,14 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
     def check_consumption_status(self, task_name: str, partition_id: str) -> bool:
         """See ``async_check_consumption_status``."""
         return _all(self.get_consumption_status(task_name, partition_id))
+
+    def check_production_completed(self, partition_id: str) -> bool:
+        """See ``async_check_production_completed``."""
+        return self._sync(self.rows.production_completed(partition_id))
+
+    def check_stream_drained(self, task_name: str, partition_id: str) -> bool:
+        """See ``async_check_stream_drained``."""
+        return self._sync(self.rows.stream_drained(task_name, partition_id))
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """See ``async_reset_consumption``."""

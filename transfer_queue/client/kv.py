@@ -86,7 +86,7 @@ class KvOperations:
         if len(set(keys)) != len(keys):
             raise InvalidInputError(f"Got duplicated keys: {sorted({key for key in keys if keys.count(key) > 1})[:5]}")
         if tags is not None:
-            check_tags(tags, len(keys))
+            check_tags("tags", tags, len(keys), "keys")
         block = self._encode(keys, fields, data_parser)
         commit = Commit(partition_id, keys=keys, tags=tags, wait_s=self._options.put_wait_s)
 

@@ -39,6 +39,8 @@ MANAGER_TYPES: dict[str, tuple[str, ...]] = {
     "RayStore": ("RayStore", "RayStorageManager"),
 }
 """Backend -> its names from 0.1.6 on, and in 0.1.5."""
+_BUILT_IN_CLIENTS = {"MooncakeStoreClient", "MooncakeStorageClient", "YuanrongStorageClient", "RayStorageClient"}
+"""What ``client_name`` of a ``KVStorageManager`` is where 0.1.x keeps rows in a backend of its own."""
 
 
 class UnknownManagerError(ConfigError, AssertionError):
@@ -89,9 +91,9 @@ def check_manager_config(manager_type: object, config: object) -> Mapping[str, A
     return config
 
 
-def check_registered(manager_type: str, backend: str, settings: Mapping[str, Any]) -> None:
+def check_registered(manager_type: str, config: Mapping[str, Any], backend: str, settings: Mapping[str, Any]) -> None:
     """A registered manager must be the one that the queue of this ``backend`` keeps its rows in. Raises ConfigError."""
-    if not StorageManagerFactory.stores_by_itself(manager_type):
+    if not StorageManagerFactory.stores_by_itself(manager_type) or config.get("client_name") in _BUILT_IN_CLIENTS:
         return
     if backend != "registered" or settings["manager"] != manager_type:
         where = f"manager {settings['manager']!r}" if backend == "registered" else f"backend {backend!r}"

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from transfer_queue.client.arguments import (
     check_count,
     check_fields,
+    check_flag,
     check_lease,
     check_mapping,
     check_metadata,
     check_partition,
     check_seconds,
+    check_tags,
     check_text,
 )
 from transfer_queue.client.form import Form, form_of
@@ -39,10 +41,11 @@ from transfer_queue.control.commands import (
     Reply,
     ResetConsumption,
     SetTags,
+    Snapshot,
     StatusArrays,
     Value,
 )
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError, UnknownPartitionError
 from transfer_queue.metadata import BatchMeta, describe_fields
 
 if TYPE_CHECKING:
@@ -94,25 +97,30 @@ class RowOperations:
     def get_meta(
         self,
         data_fields: Sequence[str],
-        batch_size: int,
+        batch_size: int | None,
         partition_id: str,
         mode: str,
         task_name: str | None,
         sampling_config: dict[str, Any] | None,
         timeout_s: float | None,
         lease_s: float | None = None,
+        token_budget: int | None = None,
+        is_last: bool = False,
     ) -> Operation[Batch | Committed, BatchMeta]:
         request_s = self._options.request_s
         check_partition(partition_id)
         fields = check_fields("data_fields", data_fields)
         mode = check_text("mode", mode)
+        if check_flag("is_last", is_last) and mode != "insert":
+            raise InvalidInputError("is_last goes with new rows only: with put, or mode insert")
         if mode == "force_fetch":
             every = Lookup(partition_id, fields=fields, locate=False)
             return Operation(
                 self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
             )
         if mode == "insert":
-            commit = Commit(partition_id, append=check_count("batch_size", batch_size), wait_s=self._options.put_wait_s)
+            rows = check_count("batch_size", batch_size)
+            commit = Commit(partition_id, append=rows, wait_s=self._options.put_wait_s, last=is_last)
             return Operation(
                 self._engine.put(None, commit, timeout_s=request_s),
                 lambda done: batch_meta(Batch(done.indexes), partition_id),
@@ -121,13 +129,18 @@ class RowOperations:
             raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
         if task_name is None or not check_text("task_name", task_name):
             raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
+        params = {} if sampling_config is None else check_mapping("sampling_config", sampling_config)
+        if token_budget is not None:
+            params = {**params, "token_budget": check_count("token_budget", token_budget)}
+        if batch_size is None and "token_budget" in params:
+            batch_size = 0
         fetch = Fetch(
             partition_id,
             fields,
             check_count("batch_size", batch_size),
             task_name,
             self._options.fetch_s if timeout_s is None else check_seconds("timeout", timeout_s),
-            {} if sampling_config is None else check_mapping("sampling_config", sampling_config),
+            params,
             lease_s=check_lease("lease", lease_s),
         )
 
@@ -169,8 +182,13 @@ class RowOperations:
         metadata: BatchMeta | None,
         partition_id: str | None,
         data_parser: DataParser | None,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> Operation[list[Committed], BatchMeta]:
         from transfer_queue.columns.tensors import encode
+
+        if check_flag("is_last", is_last) and metadata is not None:
+            raise InvalidInputError("is_last goes with new rows only: give partition_id and no metadata")
 
         if metadata is None:
             if partition_id is None:
@@ -183,18 +201,21 @@ class RowOperations:
             raise InvalidInputError("data is empty: it has no rows")
         if metadata is not None and len(metadata) != block.rows:
             raise RequestError(f"length mismatch: data has {block.rows} rows, metadata {len(metadata)}")
+        if custom_meta is not None:
+            check_tags("custom_meta", custom_meta, block.rows, "rows")
         wait_s, request_s = self._options.put_wait_s, self._options.request_s
 
         async def work() -> list[Committed]:
             if metadata is None:
                 assert partition_id is not None
-                commit = Commit(partition_id, append=block.rows, wait_s=wait_s)
+                commit = Commit(partition_id, append=block.rows, tags=custom_meta, wait_s=wait_s, last=is_last)
                 return [await self._engine.put(block, commit, timeout_s=request_s)]
             done = []
             for partition, positions in _by_partition(metadata):
                 indexes = _indexes_at(metadata, positions)
                 part = block if len(positions) == block.rows else block.select(None, positions)
-                commit = Commit(partition, indexes=indexes, wait_s=wait_s)
+                tags = None if custom_meta is None else [custom_meta[at] for at in positions.tolist()]
+                commit = Commit(partition, indexes=indexes, tags=tags, wait_s=wait_s)
                 done.append(await self._engine.put(part, commit, timeout_s=request_s))
             return done
 
@@ -202,9 +223,9 @@ class RowOperations:
             lengths, schema = block.lengths, block.fields
             if metadata is None:
                 assert partition_id is not None
-                batch = Batch(done[0].indexes, schema, b"\1" * block.rows, lengths=lengths)
+                batch = Batch(done[0].indexes, schema, b"\1" * block.rows, custom_meta or [], lengths=lengths)
                 return batch_meta(batch, partition_id)
-            return BatchMeta(
+            written = BatchMeta(
                 metadata.global_indexes,
                 metadata.partition_ids,
                 describe_fields(schema, block.rows, lengths),
@@ -212,6 +233,9 @@ class RowOperations:
                 metadata.extra_info,
                 metadata.custom_meta,
             )
+            if custom_meta is not None:
+                written.update_custom_meta(custom_meta)
+            return written
 
         return Operation(work(), finish, block.nbytes)
 
@@ -267,6 +291,25 @@ class RowOperations:
         command = ConsumptionStatus(check_partition(partition_id), check_text("task_name", task_name))
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, False))
 
+    def production_completed(self, partition_id: str) -> Operation[dict[str, Any], bool]:
+        return Operation(self._counts(check_partition(partition_id)), _is_complete)
+
+    def stream_drained(self, task_name: str, partition_id: str) -> Operation[dict[str, Any], bool]:
+        task = check_text("task_name", task_name)
+
+        def finish(counts: dict[str, Any]) -> bool:
+            consumed = counts.get("tasks", {}).get(task, {}).get("consumed", 0)
+            return _is_complete(counts) and bool(consumed == counts["rows"])
+
+        return Operation(self._counts(check_partition(partition_id)), finish)
+
+    async def _counts(self, partition: str) -> dict[str, Any]:
+        """Of a partition; nothing if there is none."""
+        try:
+            return dict(_value(await self._engine.request(Snapshot(partition), self._options.request_s)))
+        except UnknownPartitionError:
+            return {}
+
     def reset_consumption(self, partition_id: str, task_name: str | None) -> Operation[Reply, bool]:
         task = None if task_name is None else check_text("task_name", task_name)
         command = ResetConsumption(check_partition(partition_id), task)
@@ -298,6 +341,10 @@ def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:
 def _indexes_at(metadata: BatchMeta, positions: NDArray[np.int64]) -> bytes:
     indexes = metadata.global_indexes
     return pack_indexes(indexes if len(positions) == len(indexes) else [indexes[at] for at in positions.tolist()])
+
+
+def _is_complete(counts: dict[str, Any]) -> bool:
+    return bool(counts) and bool(counts["ended"]) and counts["written"] == counts["rows"]
 
 
 def _status(reply: Reply, by_field: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:

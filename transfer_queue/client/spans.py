@@ -77,10 +77,14 @@ def _exporter() -> SpanExporter:
             "a TracerProvider in the program before its first call of transfer_queue"
         )
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+
+        return GrpcSpanExporter()
     if protocol not in (None, "", "http/protobuf"):
         raise ConfigError(
-            f"environment variable OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not known here; use http/protobuf, or "
-            "set a TracerProvider in the program before its first call of transfer_queue"
+            f"environment variable OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not known here; use http/protobuf or "
+            "grpc, or set a TracerProvider in the program before its first call of transfer_queue"
         )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -148,15 +152,15 @@ class TracedRowOperations(RowOperations):
         self._spans = _Spans(tracer, engine)
 
     def get_meta(
-        self, data_fields: Any, batch_size: int, partition_id: str, mode: str, task_name: str | None, *arguments: Any
+        self, data_fields: Any, batch_size: Any, partition_id: str, mode: str, task_name: str | None, *arguments: Any
     ) -> Operation[Any, Any]:
         build = functools.partial(super().get_meta, data_fields, batch_size, partition_id, mode, task_name, *arguments)
         if mode != "fetch":
             return build()
         return self._spans.around("fetch", lambda: partition_id, build, task=str(task_name))
 
-    def put(self, data: Any, metadata: Any, partition_id: Any, data_parser: Any) -> Operation[Any, Any]:
-        build = functools.partial(super().put, data, metadata, partition_id, data_parser)
+    def put(self, data: Any, metadata: Any, partition_id: Any, *arguments: Any) -> Operation[Any, Any]:
+        build = functools.partial(super().put, data, metadata, partition_id, *arguments)
         return self._spans.around("put", lambda: partition_id if metadata is None else _partitions(metadata), build)
 
     def get_data(self, metadata: Any, **options: Any) -> Operation[Any, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from transfer_queue.columns.column import Bytes, Chunk
 from transfer_queue.columns.tensor_bytes import tensor_to_bytes
-from transfer_queue.errors import InvalidInputError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["checked_device", "column_bytes", "complete_on", "pin", "streams_of"]
 
@@ -32,11 +32,14 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 def checked_device(device: object) -> torch.device:
     """The device tensors are to come to: the CPU or a CUDA device with its number.
 
-    Raises InvalidInputError for another kind, a number that is not there, or CUDA where torch has none.
+    Raises InvalidTypeError; InvalidInputError for another kind, a number that is not there, or CUDA where torch
+    has none.
     """
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise InvalidTypeError(f"device must be a torch.device, its name or its number, not {type(device).__name__}")
     try:
-        found = torch.device(device)  # type: ignore[call-overload]
-    except (RuntimeError, TypeError) as error:
+        found = torch.device(device)
+    except RuntimeError as error:
         raise InvalidInputError(f"device {device!r} is unknown: {str(error).splitlines()[0]}") from None
     if found.type == "cpu":
         return torch.device("cpu")

@@ -58,6 +58,7 @@ _UNIT = {
     "StorageUnitData": "transfer_queue.compat.unit_data",
     "SimpleStorageUnit": _ACTORS,
 }
+_TOKEN_BUDGET = {"StreamingTokenBudgetSampler": "transfer_queue.compat.token_budget"}
 
 MODULES: dict[str, dict[str, str]] = {
     "transfer_queue": {
@@ -66,7 +67,9 @@ MODULES: dict[str, dict[str, str]] = {
         "get_placement_group": _PLACEMENT,
         "TransferQueueController": _ACTORS,
         "SimpleStorageUnit": _ACTORS,
+        **_TOKEN_BUDGET,
     },
+    "transfer_queue.sampler.streaming_token_budget_sampler": _TOKEN_BUDGET,
     "transfer_queue.controller": {"TransferQueueController": _ACTORS},
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
     | _ERROR,
@@ -113,8 +116,9 @@ _DEPRECATED = {
     "TransferQueueStorageKVClient": "use StorageKVClient",
     "TransferQueueStorageClientFactory": "use StorageClientFactory",
     "MooncakeStorageClient": "use MooncakeStoreClient",
+    "StreamingTokenBudgetSampler": "",
 }
-"""Modules and names of 0.1.5 and 0.1.6 that 0.1.11 no longer has, with what to do."""
+"""Modules and names of 0.1.5 and 0.1.6 that 0.1.11 no longer has, with what to do; nothing for one of a fork."""
 _warned: set[tuple[str, str]] = set()
 
 
@@ -131,7 +135,7 @@ def legacy_attribute(module: str, name: str) -> Any:
     home = MODULES.get(module, {}).get(name)
     if home is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    advice = _DEPRECATED.get(name) or _DEPRECATED.get(module)
+    advice = _DEPRECATED.get(name, _DEPRECATED.get(module))
     if advice and (module, name) not in _warned:
         _warned.add((module, name))
         warnings.warn(f"{module}.{name} is deprecated: {advice}", DeprecationWarning, stacklevel=3)

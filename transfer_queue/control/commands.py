@@ -84,7 +84,7 @@ class Commit(Command, frozen=True, tag=True, omit_defaults=True):
     Rows: ``keys`` (created on demand, existing ones upserted), else ``indexes`` (i64 bytes; must exist), else
     ``append`` new rows without keys. ``blocks`` cover the put's rows; empty with ``fields`` empty: only rows and tags.
     ``tags``: one dict a row, merged shallowly. ``wait_s`` > 0: wait that long for the sample budget before refusing.
-    Answer: Committed.
+    ``last``: the partition gets no rows after these. Answer: Committed.
     """
 
     keys: list[str] | None = None
@@ -96,6 +96,7 @@ class Commit(Command, frozen=True, tag=True, omit_defaults=True):
     lengths: dict[str, bytes] = {}
     """ragged field -> i32 bytes, elements along its first ragged axis, a row of the put each."""
     wait_s: float = 0.0
+    last: bool = False
 
 
 class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
@@ -116,6 +117,8 @@ class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
 
 class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
     """Take ``batch_size`` rows whose ``fields`` are all ready and that ``task`` has not consumed. Answer: Batch.
+
+    ``batch_size`` 0: as many as hold the ``token_budget`` of ``params``.
 
     The sampler picks; what it picks is consumed at once, or leased: with ``lease_s`` > 0, or None and a queue whose
     default is that. Leased rows are consumed once they are acknowledged; those that are not within ``lease_s`` seconds,

@@ -352,7 +352,9 @@ class ControlCore:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
         reply = Committed(partition.encode(rows), ready, tags or None)
-        if command.tags is not None and not fresh and self.serving.drawer.reads_tags:
+        if command.last and not partition.ended:
+            partition.end()
+        if command.last or (command.tags is not None and not fresh and self.serving.drawer.reads_tags):
             grown = list(partition.subscriptions.values())
         for subscription in grown:
             if subscription.waiting:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
-from transfer_queue.control.batches import make_batch
+from transfer_queue.control.batches import EMPTY_BATCH, make_batch
 from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.leases import Leases
 from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
@@ -28,9 +28,11 @@ FAULTS = (Exception, SystemExit, GeneratorExit)
 class PartitionView:
     """What a user's sampler sees as ``partition``."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, production_done: bool) -> None:
         self._partition = partition
         self.partition_id = partition.name
+        self.production_done = production_done
+        """No more rows come, and all that the task has not taken are ready."""
 
     def get_custom_meta(self, global_indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Index -> a copy of its tag; rows that do not exist are left out."""
@@ -76,6 +78,8 @@ class Drawer:
             draw = self.planned.plan(command.batch_size, command.params)
         except FAULTS as error:  # boundary: subclasses are a user's code
             raise SamplerError(f"{self.name}: {_text(error)}") from error
+        if not command.batch_size and draw.tokens is None:
+            raise SamplerError(f"{self.name} goes by numbers of rows, not by tokens; give batch_size")
         if draw.rows < 1 or draw.rows % self.queueing.group:
             raise SamplerError(f"{self.name} plans to take {draw.rows} rows; it takes groups of {self.queueing.group}")
         return draw
@@ -97,6 +101,8 @@ class Drawer:
             known = subscription.task.batches.get((draw.rank, draw.batch))
             if known is not None:
                 return self._repeat(partition, subscription, command, draw, known)
+            if draw.tokens is not None and subscription.task.was_dealt(draw.batch, draw.ranks):
+                return EMPTY_BATCH  # the last rows went to other ranks
         if not may_take:
             return _TOO_FEW
         self._give_up_stale(partition, subscription, draw)
@@ -159,7 +165,7 @@ class Drawer:
             return None if ready.count_since(oldest) < draw.rows else (ready.take(draw.rows, oldest), None)
         assert isinstance(ready, ReadyRows | ReadyGroups)
         if draw.tokens is not None:
-            return self._fit(partition, ready, draw)
+            return self._fit(partition, ready, draw._replace(rest=partition.is_rest_ready(subscription)))
         return ready.take(draw.rows), None
 
     def _fit(
@@ -205,6 +211,8 @@ class Drawer:
                 raise
         own: Rows = slice(0, 0)
         for rank, share in enumerate(shares):
+            if not share:
+                continue
             dealt = compact(np.array(share, np.int64))
             partition.assign(task, rank, draw.batch, dealt)
             if rank == draw.rank:
@@ -256,13 +264,14 @@ class Drawer:
             if not cached and subscription.ready.available < command.batch_size:
                 return _TOO_FEW
             ready = partition.indexes.indexes(compact(subscription.ready.members()), partition.base).tolist()
-            answer = self.sampler(ready, command.batch_size, **{**params, "partition": PartitionView(partition)})
+            view = PartitionView(partition, partition.is_rest_ready(subscription))
+            answer = self.sampler(ready, command.batch_size, **{**params, "partition": view})
             sampled, consumed = self._check(answer)
         except SamplerError:
             raise
         except FAULTS as error:  # boundary to a user's code
             raise SamplerError(f"{self.name} raised {type(error).__name__}: {_text(error)}") from error
-        if len(sampled) > command.batch_size:
+        if len(sampled) > command.batch_size > 0:
             raise SamplerError(f"{self.name} returned {len(sampled)} rows for a batch of {command.batch_size}")
         rows, taken = partition.find(sampled), partition.find(consumed)
         members = np.isin(rows, subscription.ready.members())
@@ -279,8 +288,15 @@ class Drawer:
             subscription.ready.discard(compact(taken[given]))
             self._hand_out(partition, subscription, command, compact(taken[given]))
         if not len(rows):
-            return _TOO_FEW
+            return EMPTY_BATCH if self._is_dealt_nothing(params) else _TOO_FEW
         return make_batch(partition, compact(rows), subscription.selection, locate=command.locate)
+
+    def _is_dealt_nothing(self, params: dict[str, Any]) -> bool:
+        """The sampler gave no rows: for good, as the batch that was asked for is an empty one?"""
+        try:
+            return bool(self.sampler.has_cached_result(params["partition_id"], params["task_name"], dict(params)))
+        except FAULTS as error:  # boundary to a user's code
+            raise SamplerError(f"{self.name} raised {type(error).__name__}: {_text(error)}") from error
 
     def _check(self, answer: object) -> tuple[Ints, Ints]:
         if not isinstance(answer, tuple | list) or len(answer) != 2:

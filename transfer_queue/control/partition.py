@@ -23,6 +23,7 @@ from transfer_queue.control.records import (
     CellsWritten,
     ConsumptionReset,
     LeaseEnded,
+    PartitionEnded,
     RowsCleared,
     RowsConsumed,
     RowsCreated,
@@ -63,6 +64,7 @@ class Partition:
         self.base = 0
         self.rows = 0  # that exist
         self.nbytes = 0
+        self.ended = False  # a producer said that no more rows come
         self.table = Table()
         self.alive = self.table.add_column(np.uint8)
         self.fields = FieldTable(self.table)
@@ -222,6 +224,14 @@ class Partition:
             mask &= family.slot.array[:used] > 0
         return mask
 
+    def is_rest_ready(self, subscription: Subscription) -> bool:
+        """Whether no more rows come, and those that the task has not taken have all the fields."""
+        if not self.ended:
+            return False
+        used = self.table.used
+        free = (self.alive.array[:used] == 1) & (subscription.task.taken.array[:used] == FREE)
+        return int(free.sum()) == len(subscription.ready.members())
+
     def requeue(self, queueing: Queueing) -> None:
         """Another sampler draws rows from now on."""
         self.queueing = queueing
@@ -313,6 +323,12 @@ class Partition:
                 subscription.ready.retag(rows)
         if self.log.journaling:
             self.log.record(TagsMerged(self.name, to_runs(rows, self.base), copy_plain(tags)))
+
+    def end(self) -> None:
+        """No more rows come."""
+        self.ended = True
+        if self.log.journaling:
+            self.log.record(PartitionEnded(self.name))
 
     def consume(self, task: Task, rows: Rows, state: int, drawn_from: Subscription | None = None) -> None:
         """``task`` took the rows. ``drawn_from``: the subscription whose queue they already left."""

@@ -178,8 +178,13 @@ def consumption_status(partition: Partition | None, command: ConsumptionStatus) 
 def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
     """Counts of one partition for people and metrics."""
     rows = partition.all_rows()
+    written = np.zeros(row_count(rows), np.bool_)
+    for family in partition.fields.families:
+        written |= family.slot.array[rows] > 0
     return {
         "rows": partition.rows,
+        "written": int(written.sum()),
+        "ended": partition.ended,
         "keys": len(partition.keys),
         "bytes": partition.nbytes,
         "fields": {

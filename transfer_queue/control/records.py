@@ -22,6 +22,7 @@ __all__ = [
     "LeaseEnded",
     "PartitionCleared",
     "PartitionCreated",
+    "PartitionEnded",
     "Record",
     "RowsCleared",
     "RowsConsumed",
@@ -43,6 +44,12 @@ class PartitionCreated(Record, frozen=True, tag=True):
 
 
 class PartitionCleared(Record, frozen=True, tag=True):
+    partition: str
+
+
+class PartitionEnded(Record, frozen=True, tag=True):
+    """No more rows come, as a producer said."""
+
     partition: str
 
 
@@ -151,6 +158,7 @@ class StateAdopted(Record, frozen=True, tag=True):
 AnyRecord: TypeAlias = (
     PartitionCreated
     | PartitionCleared
+    | PartitionEnded
     | RowsCreated
     | CellsWritten
     | TagsMerged

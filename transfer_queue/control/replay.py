@@ -15,6 +15,7 @@ from transfer_queue.control.records import (
     LeaseEnded,
     PartitionCleared,
     PartitionCreated,
+    PartitionEnded,
     Record,
     RowsCleared,
     RowsConsumed,
@@ -45,6 +46,10 @@ def _partition_created(core: ControlCore, record: PartitionCreated) -> None:
 
 def _partition_cleared(core: ControlCore, record: PartitionCleared) -> None:
     core.clear_partition(core.partitions[record.partition])
+
+
+def _partition_ended(core: ControlCore, record: PartitionEnded) -> None:
+    core.partitions[record.partition].end()
 
 
 def _rows_created(core: ControlCore, record: RowsCreated) -> None:
@@ -122,6 +127,7 @@ def _rows(core: ControlCore, record: Any) -> tuple[Partition, Any]:
 _STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
     PartitionCreated: _partition_created,
     PartitionCleared: _partition_cleared,
+    PartitionEnded: _partition_ended,
     RowsCreated: _rows_created,
     CellsWritten: _cells_written,
     TagsMerged: _tags_merged,

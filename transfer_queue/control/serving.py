@@ -33,7 +33,7 @@ class Serving:
     ) -> Batch | Parked:
         if not command.task:
             raise RequestError("a fetch needs a task_name: rows are consumed once by each task")
-        if command.batch_size < 1:
+        if command.batch_size < 1 and "token_budget" not in command.params:
             raise InvalidInputError(f"batch_size must be positive; got {command.batch_size}")
         if not command.fields:
             raise InvalidInputError("a fetch must name at least one field")

@@ -63,6 +63,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "used": used,
         "rows": partition.rows,
         "nbytes": partition.nbytes,
+        "ended": partition.ended,
         "extents": partition.indexes.starts,
         "alive": column(partition.alive),
         "keys": None if partition.key_of is None else list(partition.keys.items()),
@@ -102,6 +103,7 @@ def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
         return column
 
     partition.base, partition.rows, partition.nbytes = state["base"], state["rows"], state["nbytes"]
+    partition.ended = state.get("ended", False)  # older snapshots do not say
     for start in state["extents"]:
         partition.indexes.adopt(start)
     fill(partition.alive, state["alive"])

@@ -40,6 +40,10 @@ class Task:
         self.lease: Column | None = None
         self.leases: dict[int, Lease] = {}
 
+    def was_dealt(self, batch: int | str, ranks: int) -> bool:
+        """Whether one of ``ranks`` ranks got rows for this batch."""
+        return any((rank, batch) in self.batches for rank in range(ranks))
+
 
 class Subscription:
     """Rows whose fields ``names`` are all there and that ``task`` has not taken: ``ready`` holds exactly those.

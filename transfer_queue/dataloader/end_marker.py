@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transfer_queue.client.arguments import check_count, check_partition, check_text
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client
 from transfer_queue.errors import InvalidInputError
@@ -20,16 +21,19 @@ def mark_end(
 
     The partition has ended once ``producers`` producers of different names have said so. Streaming datasets then hand
     out what is left, also less than a batch, and end. The marker outlives the partition: before reusing the name, call
-    ``clear_end``. Raises InvalidInputError.
+    ``clear_end``. Raises InvalidInputError, InvalidTypeError.
     """
-    if producers < 1:
+    check_partition(partition_id)
+    check_text("producer", producer)
+    if check_count("producers", producers) < 1:
         raise InvalidInputError(f"producers must be at least 1, not {producers}")
     client = client or current_client()
     client.run(client.kv.put_one(partition_id, _markers(client, partition_id), None, {producer: producers}, None))
 
 
 def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> None:
-    """Take back all marks of ``partition_id``. Idempotent."""
+    """Take back all marks of ``partition_id``. Idempotent. Raises InvalidInputError, InvalidTypeError."""
+    check_partition(partition_id)
     client = client or current_client()
     client.run(client.kv.clear([partition_id], _markers(client, partition_id)))
 

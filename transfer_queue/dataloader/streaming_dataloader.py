@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from multiprocessing.connection import wait
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,8 @@ from transfer_queue.dataloader.streaming_dataset import Cursor, Sample, Streamin
 from transfer_queue.errors import InvalidTypeError, WorkerLostError
 
 __all__ = ["StreamingDataLoader"]
+
+_END_S = 1.0
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -68,10 +71,11 @@ class StreamingDataLoader(DataLoader[Any]):
                     received = next(inner)
                 except StopIteration:
                     return False
-                except RuntimeError as error:
-                    if not str(error).startswith("DataLoader worker"):
+                except (RuntimeError, OSError, EOFError) as error:
+                    lost = _loss(inner, error)
+                    if lost is None:
                         raise
-                    raise WorkerLostError(f"{error}; iterate again to go on after the last micro-batch") from error
+                    raise WorkerLostError(f"{lost}; iterate again to go on after the last micro-batch") from error
                 number, samples = received if self.num_workers else (0, [received])
                 for micro, sample in enumerate(samples):
                     if self.num_workers:
@@ -112,6 +116,20 @@ def _shared_state(batch: int) -> torch.Tensor:
     """See `StreamingDataset.shared`."""
     state = torch.tensor([0, batch], dtype=torch.int64)
     return cast(torch.Tensor, cast(Any, state).share_memory_())
+
+
+def _loss(iterator: Any, error: Exception) -> str | None:
+    """What became of a worker, if ``error`` comes of its end: torch says so, or the connection broke over which it was
+    handing a batch over, which is seen up to a second before the end itself."""
+    if isinstance(error, RuntimeError):
+        return str(error) if str(error).startswith("DataLoader worker") else None
+    workers = getattr(iterator, "_workers", [])
+    try:
+        wait([worker.sentinel for worker in workers], timeout=_END_S)
+    except RuntimeError as told:  # torch raises it wherever this process is at the moment
+        return _loss(iterator, told)
+    pids = ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
+    return f"DataLoader worker (pid {pids}) exited unexpectedly: {error}" if pids else None
 
 
 class _Collate:

@@ -50,6 +50,8 @@ class Draw(NamedTuple):
     """Most tokens a rank; ``rows`` is then the most, not the exact number: see `PlannedSampler.fit`."""
     flush: bool = False
     """With ``tokens``: take what there is, though more would fit."""
+    rest: bool = False
+    """With ``tokens``: no more rows come, so that some ranks may get none."""
     oldest: float | None = None
     """With `ByPriority`: rows of a lower version are given up (consumed, but handed to nobody)."""
     seed: int | None = None
@@ -101,7 +103,7 @@ class PlannedSampler(BaseSampler):
 
         Rows dealt to a rank that has not asked for them yet are left alone by later draws.
         """
-        draw = self.plan(batch_size, kwargs)
+        draw = self.plan(batch_size, kwargs)._replace(rest=getattr(kwargs.get("partition"), "production_done", False))
         name = (str(kwargs.get("partition_id", "")), str(kwargs.get("task_name", "")))
         batches = self._states.setdefault(name[0], {}).setdefault(name[1], {})
         promised = self._promised.setdefault(name, set())

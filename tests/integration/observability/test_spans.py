@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import grpc
 import pytest
 import torch
 from opentelemetry import trace
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -148,11 +157,54 @@ def test_standard_variables_alone_send_spans_to_a_collector(
         done = run_python(PROGRAM.format(partition=partition, wanted=True), stack)
         collector.shutdown()
     assert done.returncode == 0, done.stderr
-    resources = [found for request in collector.received for found in request.resource_spans]
+    check_spans(collector.received)
+
+
+def check_spans(received: list[ExportTraceServiceRequest]) -> None:
+    """The collector got the spans of `PROGRAM`."""
+    resources = [found for request in received for found in request.resource_spans]
     names = [span.name for found in resources for scope in found.scope_spans for span in scope.spans]
     assert names == ["transfer_queue.put", "transfer_queue.get"]
     service = {entry.key: entry.value.string_value for entry in resources[0].resource.attributes}
     assert service["service.name"] == "transfer_queue"
+
+
+class GrpcCollector(TraceServiceServicer):
+    """The same over gRPC."""
+
+    def __init__(self) -> None:
+        self.received: list[ExportTraceServiceRequest] = []
+
+    def Export(  # noqa: N802 - the name of the call
+        self, request: ExportTraceServiceRequest, context: object
+    ) -> ExportTraceServiceResponse:
+        self.received.append(request)
+        return ExportTraceServiceResponse()
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_spans_go_over_grpc_where_the_standard_variable_says_so(
+    stack: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    collector = GrpcCollector()
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(collector, server)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    monkeypatch.setenv(variable, "grpc")
+    server.start()
+    done = run_python(PROGRAM.format(partition=partition, wanted=True), stack)
+    server.stop(None).wait()
+    assert done.returncode == 0, done.stderr
+    check_spans(collector.received)
+
+
+def test_another_protocol_is_refused_with_those_that_there_are(
+    stack: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    done = run_python(PROGRAM.format(partition=partition, wanted=True), stack)
+    assert "'http/json' is not known here; use http/protobuf or grpc" in done.stderr
 
 
 def test_without_being_asked_for_nothing_of_it_is_imported(stack: Stack, partition: str) -> None:

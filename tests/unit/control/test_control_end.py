@@ -1,0 +1,102 @@
+"""The end of a partition: what a producer says with its last put, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.control.build import Drained, fetch, i64, put, rows
+from transfer_queue.compat.token_budget import StreamingTokenBudgetSampler
+from transfer_queue.control import PARKED, ControlCore
+from transfer_queue.control import commands as c
+from transfer_queue.errors import InvalidInputError, SamplerError
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, SequentialSampler, TokenBudgetSampler
+
+
+def tagged(count: int, *tokens: int, **more: Any) -> c.Commit:
+    return put("p", count, "x", tags=[{"total_lengths": n} for n in tokens], **more)
+
+
+def counts(core: ControlCore) -> Any:
+    reply = core.apply(c.Snapshot("p"), 0)
+    assert isinstance(reply, c.Value)
+    return reply.value
+
+
+def test_the_end_is_told_journaled_kept_and_goes_with_the_partition() -> None:
+    core = ControlCore(journal=True)
+    core.apply(put("p", 2, "x", block=1), 0)
+    assert counts(core)["ended"] is False
+    core.apply(put("p", 1, "", last=True), 0)
+    assert (counts(core)["ended"], counts(core)["written"], counts(core)["rows"]) == (True, 2, 3)
+    records = Drained(core).records
+    again, loaded = ControlCore(), ControlCore()
+    again.replay(records)
+    loaded.restore(core.snapshot())
+    for copy in (again, loaded):
+        assert counts(copy) == counts(core)
+    core.apply(c.Clear("p"), 0)
+    core.apply(put("p", 1, "x", block=2), 0)
+    assert counts(core)["ended"] is False
+
+
+SAMPLERS = [TokenBudgetSampler(10, 2), StreamingTokenBudgetSampler()]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_the_rest_is_dealt_once_no_more_rows_come_and_some_ranks_may_get_nothing(sampler: BaseSampler) -> None:
+    core = ControlCore(sampler=sampler)
+
+    def ask(rank: int, batch: int, request: int, timeout_s: float = 9.0) -> Any:
+        command = fetch("p", "x", 0, timeout_s=timeout_s, token_budget=10, dp_size=2, dp_rank=rank, batch_index=batch)
+        return core.apply(command, 0, request=request)
+
+    core.apply(tagged(1, 6), 0)
+    assert ask(0, 0, 1) is PARKED
+    core.apply(put("p", 2, "", tags=[{"total_lengths": 7}, {"total_lengths": 5}], last=True), 0)
+    assert not Drained(core).answers  # the last rows have no data yet
+    core.apply(put("p", i64(1), "x", block=2), 0)
+    early = Drained(core).by_request  # a row for each rank, if not a budget's worth
+    core.apply(put("p", i64(2), "x", block=3), 0)
+    assert rows((early or Drained(core).by_request)[1]) == [1]
+    assert bool(early) is isinstance(sampler, StreamingTokenBudgetSampler)
+    assert rows(ask(1, 0, 2)) == [0]
+    assert rows(ask(0, 1, 3)) == [2]
+    assert rows(ask(1, 1, 4)) == []  # there is nothing for it in this batch, however long it waits
+    assert rows(ask(0, 1, 5)) == [2]
+    assert counts(core)["tasks"]["t"]["consumed"] == 3
+    core.validate_state()
+
+
+def test_without_a_budget_the_number_of_rows_must_be_given() -> None:
+    for sampler in (SequentialSampler(), GRPOGroupNSampler(2)):
+        core = ControlCore(sampler=sampler)
+        core.apply(put("p", 4, "x"), 0)
+        with pytest.raises(InvalidInputError, match="batch_size must be positive"):
+            core.apply(fetch("p", "x", 0), 0)
+        with pytest.raises(SamplerError, match="give batch_size"):
+            core.apply(fetch("p", "x", 0, token_budget=5), 0)
+
+
+def test_groups_stay_whole_where_no_budget_is_named() -> None:
+    core = ControlCore(sampler=StreamingTokenBudgetSampler(n_samples_per_prompt=2))
+    core.apply(tagged(5, 1, 1, 1, 1, 1), 0)
+    assert rows(core.apply(fetch("p", "x", 4), 0)) == [0, 1, 2, 3]
+    assert rows(core.apply(fetch("p", "x", 2), 0)) == []
+    with pytest.raises(SamplerError, match="multiple"):
+        core.apply(fetch("p", "x", 1), 0)
+
+
+def test_the_sampler_goes_on_from_a_checkpoint() -> None:
+    first, second = StreamingTokenBudgetSampler(2), StreamingTokenBudgetSampler(2)
+    asked = {"partition_id": "p", "task_name": "t", "dp_rank": 0, "batch_index": 0, "token_budget": 2, "dp_size": 2}
+    assert first.sample([0, 1, 2, 3], 0, **asked) == ([0, 2], [0, 2])
+    second.load_checkpoint(first.save_checkpoint())
+    for sampler in (first, second):
+        assert sampler.has_cached_result("p", "t", asked)
+        assert sampler.sample([1, 3], 0, **{**asked, "dp_rank": 1}) == ([1, 3], [1, 3])
+        sampler.clear_cache("p")
+        assert not sampler.has_cached_result("p", "t", asked)
+    with pytest.raises(ValueError, match="balance_unit_multiplier"):
+        StreamingTokenBudgetSampler(1, 0)
