@@ -132,11 +132,12 @@ class LoadedBatch:
             for positions, part in parts:
                 part._add_pieces(pieces, None if len(parts) == 1 else positions)
             rows = sum(part.rows for _, part in parts)
-            return _decoded(pieces, rows, schemas, form)
+            views = form.zero_copy or all(part.is_own for _, part in parts)
+            return _decoded(pieces, rows, schemas, form, copy=not views)
         finally:
             pieces = {}
             for _, part in parts:
-                if form.zero_copy:
+                if form.zero_copy or part.is_own:
                     part.release_with_views()
                 else:
                     part.release()
@@ -152,6 +153,11 @@ class LoadedBatch:
             piece = Piece(block.view, block.rows, positions)
             for name in names:
                 pieces[name].append(piece)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nobody else uses the memory that was read into, so that a batch may stay there."""
+        return self._fetched is not None and getattr(self._fetched, "is_own", False)
 
     def release(self) -> None:
         if self._fetched is not None:
@@ -176,25 +182,29 @@ class LoadedBatch:
             weakref.finalize(block.view.memory, gone).atexit = False
 
 
-def _decoded(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form) -> TensorDict:
+def _decoded(
+    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, *, copy: bool
+) -> TensorDict:
     if not form.streams:
-        return _in_form(pieces, rows, schemas, form)
+        return _in_form(pieces, rows, schemas, form, copy)
     from transfer_queue.columns.device import complete_on, pin
 
     for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
         pin(found.memory)
     with complete_on(form.streams):
-        return _in_form(pieces, rows, schemas, form)
+        return _in_form(pieces, rows, schemas, form, copy)
 
 
-def _in_form(pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form) -> TensorDict:
+def _in_form(
+    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, copy: bool
+) -> TensorDict:
     from transfer_queue.columns.tensors import decode, decode_into
 
     if form.out is not None:
         decode_into(pieces, rows, schemas, form.out, allow_pickle=form.allow_pickle)
         out: TensorDict = form.out
         return out
-    copy = not form.zero_copy and form.device is None
+    copied = copy and form.device is None
     return decode(
-        pieces, rows, schemas, layout=form.layout, copy=copy, allow_pickle=form.allow_pickle, device=form.device
+        pieces, rows, schemas, layout=form.layout, copy=copied, allow_pickle=form.allow_pickle, device=form.device
     )

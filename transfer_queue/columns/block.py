@@ -200,6 +200,8 @@ class BlockView:
         """Bytes of the whole block."""
         if self.nbytes > data.nbytes:
             raise CorruptBlockError(f"block of {self.nbytes} bytes in a buffer of {data.nbytes}: truncated")
+        if isinstance(buffer, np.ndarray):
+            data = np.frombuffer(data.data, np.uint8)  # slices of an array refer to its own base, past the array
         self.memory = data
         """The array that everything made of this view, without a copy, refers to as its owner."""
         self._data = data[start : self.nbytes]

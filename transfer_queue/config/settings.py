@@ -61,9 +61,13 @@ _CHECKS: dict[str, Callable[[object], str]] = {
     f"{MOONCAKE}.auto_init": _flag,
     f"{MOONCAKE}.global_segment_size": _capacity,
     f"{MOONCAKE}.offload.enabled": _never(
-        "is not available: nothing that is unread is evicted; leave it false and give the store more segments"
+        "is not available: the engine does not tell which unit has a block that it moved to disk; leave it false and "
+        "give the store more segments, or use SimpleStorage with ssd_offload"
     ),
-    f"{MOONCAKE}.use_gdr": _never("is not available in this form; leave it false and see docs/backends.md"),
+    f"{MOONCAKE}.use_gdr": _never(
+        "is not available: rows pass through buffers of the host; leave it false, or use SimpleStorage, which takes "
+        "tensors of GPUs by pinned memory (docs/gpu.md)"
+    ),
     f"{MOONCAKE}.hard_pin": lambda value: "" if value is True else "cannot be false: unread rows are never evicted",
 }
 _WITHOUT_EFFECT = {

@@ -100,6 +100,9 @@ class Fetched(Protocol):
     def release(self) -> None:
         """Give back leases and buffers; the views are invalid afterwards. Idempotent; safe from any thread."""
 
+    # ``is_own: bool``, where it is there and true, says that the memory is this reader's alone and may stay in use: a
+    # batch is then made of views of it, writable like any, and ``release`` comes with the last of them.
+
 
 class Backend(Protocol):
     """Client side of a backend. Methods run on the I/O loop and may be called concurrently."""

@@ -72,6 +72,15 @@ def test_fields_of_several_puts_are_read_together(queue: Servers, partition: str
     assert_same(tq.kv_batch_get(keys_of(12), partition), batch.select("dense", "text", "flag"))
 
 
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_batches_keep_their_values_while_others_are_read(queue: Servers, partition: str, zero_copy: bool) -> None:
+    for number in range(4):
+        batch = TensorDict({"x": torch.full((8, 50_000), float(number))}, batch_size=[8])
+        tq.kv_batch_put(keys_of(8), f"{partition}-{number}", batch)
+    kept = [tq.kv_batch_get(keys_of(8), f"{partition}-{number}", zero_copy=zero_copy) for number in range(4)]
+    assert [{float(row.unique()) for row in rows_of(batch["x"])} for batch in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
+
+
 def test_overwritten_rows_give_the_new_values(queue: Servers, partition: str) -> None:
     tq.kv_batch_put(keys_of(10), partition, TensorDict({"x": torch.zeros(10, 3)}, batch_size=[10]))
     tq.kv_batch_put(keys_of(10)[2:5], partition, TensorDict({"x": torch.ones(3, 3)}, batch_size=[3]))

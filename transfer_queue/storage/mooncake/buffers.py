@@ -28,14 +28,17 @@ def address_of(array: Bytes) -> int:
 class _Region:
     """One registered mapping with a sorted list of free extents."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, pinned: bool) -> None:
         self._map = mmap.mmap(-1, nbytes)
         with suppress(OSError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        with suppress(OSError):
-            self._map.madvise(mmap.MADV_DONTFORK)  # pinned pages must not become copy-on-write in a forked child
+        if pinned:
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTFORK)  # pinned pages must not become copy-on-write in a forked child
         self.array: Bytes = np.frombuffer(self._map, np.uint8)
         self._free = [(0, nbytes)]
+        self.kept = 0
+        """Leases in it that batches keep."""
 
     @property
     def idle(self) -> bool:
@@ -68,6 +71,16 @@ class Lease:
         self._region = region
         self._start = start
         self._holders = 1
+        self._kept = False
+
+    def keep(self) -> bool:
+        """May a batch keep this for as long as it likes? Half of the pool is left to transfers, and a child of a fork
+        has no pinned memory."""
+        with self._pool.lock:
+            if not self._kept and self._pool.can_spare(self._region):
+                self._kept = True
+                self._region.kept += 1
+        return self._kept
 
     def hold(self) -> None:
         with self._pool.lock:
@@ -79,6 +92,7 @@ class Lease:
             self._holders -= 1
             if self._holders:
                 return
+            self._region.kept -= self._kept
             self._region.give(self._start, _rounded(self.array.nbytes))
         self._pool.notify()
 
@@ -99,8 +113,12 @@ class RegisteredPool:
         register: Callable[[int, int], None],
         unregister: Callable[[int, int], None],
         run: Callable[[Callable[[], None]], Awaitable[None]],
+        *,
+        pinned: bool = True,
     ) -> None:
+        """``pinned``: registering pins the memory, as for RDMA."""
         self.limit = _rounded(limit)
+        self._pinned = pinned
         self.lock = threading.Lock()
         self._register = register
         self._unregister = unregister
@@ -114,6 +132,11 @@ class RegisteredPool:
     def registered(self) -> int:
         """Bytes registered now."""
         return sum(region.array.nbytes for region in self._regions)
+
+    def can_spare(self, region: _Region) -> bool:
+        """Whether batches may keep leases in ``region`` too. Under ``lock``."""
+        kept = sum(each.array.nbytes for each in self._regions if each.kept or each is region)
+        return not self._pinned and kept <= self.limit // 2
 
     async def take(self, nbytes: int, deadline: float) -> Lease:
         """``nbytes`` of registered memory; raises asyncio.TimeoutError at ``deadline`` (loop time).
@@ -174,7 +197,7 @@ class RegisteredPool:
 
         def work() -> None:
             self._drop(dropped)
-            region = _Region(size)
+            region = _Region(size, self._pinned)
             self._register(address_of(region.array), size)
             with self.lock:
                 self._regions.append(region)

@@ -54,6 +54,7 @@ class _Fetched:
     def __init__(self, blocks: list[FetchedBlock], lease: Lease | None) -> None:
         self.blocks = blocks
         self._lease = lease
+        self.is_own = lease is None or lease.keep()
 
     def release(self) -> None:
         lease, self._lease = self._lease, None
@@ -115,7 +116,11 @@ class MooncakeBackend:
         self._writing = False
         self._closed = False
         self.pool = RegisteredPool(
-            settings.buffer_bytes_of(role_from(os.environ)), store.register, store.unregister, context.run_copy
+            settings.buffer_bytes_of(role_from(os.environ)),
+            store.register,
+            store.unregister,
+            context.run_copy,
+            pinned=settings.protocol == "rdma",
         )
 
     # ---------------------------------------------------------------------------------------------------------- put
