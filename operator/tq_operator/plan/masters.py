@@ -118,6 +118,8 @@ def _master(mooncake: Mooncake, images: Images, ports: Mapping[str, int], own: l
             },
         },
         requests={"cpu": "100m", "memory": "256Mi"},
+        # It ends only when it is killed.
+        stop_seconds=1,
     )
 
 
