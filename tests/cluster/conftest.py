@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import product
 from tests.cluster.cluster import Cluster, down, running_cluster, up
+from tests.cluster.component import wait_until
 from tests.cluster.console import step
 from tests.cluster.errors import ClusterError
 from tests.cluster.host import require_privileges
@@ -81,4 +82,16 @@ def replicated(installed: Cluster) -> Cluster:
     with step("upgrading the chart"):
         place = (product.RELEASE, str(product.CHART), "-n", product.SYSTEM)
         installed.helm("upgrade", *place, "--reuse-values", "--wait", "--timeout=120s", *words)
+        pods = (
+            "get",
+            "pods",
+            "-n",
+            product.SYSTEM,
+            "-l",
+            "app.kubernetes.io/name=transferqueue-operator",
+            "-o",
+            "name",
+        )
+        # Until then the old one leads, with the old images.
+        wait_until(lambda: len(installed.kubectl(*pods).split()) == 2, "the old operator is gone", 60)
     return installed
