@@ -3,8 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-# CI takes the time to run tests one after the other, undisturbed.
-IN_PARALLEL := $(if $(filter true,$(CI)),,-n 2 --no-loadscope-reorder)
+IN_PARALLEL := -n 2 --no-loadscope-reorder
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

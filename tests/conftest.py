@@ -1,6 +1,6 @@
 """Rules for the whole suite. With ``CI=true`` a skipped test is a failed one: CI must run everything.
 
-Elsewhere ``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports
+``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports
 stays together in one of them: each file by itself, and the folders and files of ``TOGETHER``.
 """
 

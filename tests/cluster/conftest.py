@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster import product
 from tests.cluster.cluster import Cluster, down, running_cluster, up
+from tests.cluster.component import wait_until
+from tests.cluster.console import step
 from tests.cluster.errors import ClusterError
 from tests.cluster.host import require_privileges
 
@@ -52,3 +55,43 @@ def no_cluster(privileged: None) -> Iterator[None]:
         yield
     finally:
         down()
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Iterator[Cluster]:
+    """The operator, installed by the first command of the quick start. Queues and Jobs go into product.NAMESPACE."""
+    product.publish(cluster)
+    before = product.ours(cluster)
+    assert not before, f"left by an earlier run: {before}"
+    cluster.kubectl("create", "namespace", product.NAMESPACE)
+    try:
+        product.apply(cluster, product.scripts())
+        with step("installing the chart"):
+            product.follow(cluster, product.blocks(product.PAGE)[0])
+        yield cluster
+    finally:
+        product.remove(cluster)
+
+
+@pytest.fixture(scope="session")
+def replicated(installed: Cluster) -> Cluster:
+    """The installation upgraded: two operators, a report of each node, a local etcd for masters."""
+    settings = {"replicas": "2", "nodeReports.enabled": "true", "nodeReports.seconds": "2"}
+    settings["images.etcd"] = product.ETCD_IMAGE
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    with step("upgrading the chart"):
+        place = (product.RELEASE, str(product.CHART), "-n", product.SYSTEM)
+        installed.helm("upgrade", *place, "--reuse-values", "--wait", "--timeout=120s", *words)
+        pods = (
+            "get",
+            "pods",
+            "-n",
+            product.SYSTEM,
+            "-l",
+            "app.kubernetes.io/name=transferqueue-operator",
+            "-o",
+            "name",
+        )
+        # Until then the old one leads, with the old images.
+        wait_until(lambda: len(installed.kubectl(*pods).split()) == 2, "the old operator is gone", 60)
+    return installed

@@ -136,6 +136,10 @@ class Node:
         # As stdin, because the node may not see the folder that the archive lies in.
         self.run([self.binaries / "ctr", "--namespace", "k8s.io", "images", "import", "-"], stdin=archive)
 
+    def name_image(self, image: str, name: str) -> None:
+        """Give an image that is on the node a further name."""
+        self.run([self.binaries / "ctr", "--namespace", "k8s.io", "images", "tag", "--force", image, name])
+
     def _start_proxy(self, authority: Authority) -> None:
         pair = authority.issue(f"{self.name}-kube-proxy", "system:kube-proxy")
         flags = {

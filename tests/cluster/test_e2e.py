@@ -1,12 +1,9 @@
-"""The whole product on the real cluster: helm install, kubectl apply, injected Jobs on both nodes, nothing left."""
+"""The product on the real cluster: the quick start of the docs, Jobs on both nodes, storage that moves."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,151 +13,77 @@ from tests.cluster.component import wait_until
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import image_reference
 from tests.cluster.paths import REPOSITORY
+from tests.cluster.product import (
+    CHART,
+    NAMESPACE,
+    PAGE,
+    apply,
+    blocks,
+    finish,
+    follow,
+    job,
+    logs,
+    pod_of,
+    report,
+    tq,
+    wait_ready,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-CHART = REPOSITORY / "charts" / "transferqueue"
-JOBS = Path(__file__).parent / "jobs"
-SYSTEM, NAMESPACE, QUEUE = "transferqueue-system", "training", "quickstart"
 WORKERS, GROUPS, GROUP_SIZE = 2, 4, 8
-KINDS = "pods,deployments,statefulsets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,pvc"
-CLUSTER_KINDS = "crd,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations"
+DRAIN = ("drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data")
 
 
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster) -> Iterator[tuple[Cluster, float]]:
-    """The operator, installed by its chart with local images, and when that began."""
-    for image in ("operator", "server", "mooncake", "trainer"):
-        cluster.load(image)
-    before = ours(cluster)
-    assert not before, f"left by an earlier run: {before}"
+def test_the_commands_of_the_quick_start_lead_to_a_pod_that_puts_and_gets(
+    installed: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     began = time.monotonic()
-    values = [f"images.{name}={image_reference(name)}" for name in ("operator", "server", "mooncake")]
-    arguments = [word for value in [*values, "images.pullPolicy=Never"] for word in ("--set", value)]
-    cluster.helm(
-        "install",
-        "transferqueue",
-        str(CHART),
-        "-n",
-        SYSTEM,
-        "--create-namespace",
-        "--wait",
-        "--timeout=120s",
-        *arguments,
-    )
-    try:
-        yield cluster, began
-    finally:
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
-        cluster.helm("uninstall", "transferqueue", "-n", SYSTEM, "--wait", "--timeout=120s", "--ignore-not-found")
-        cluster.kubectl("delete", "crd", "-l", "app.kubernetes.io/part-of=transferqueue", "--ignore-not-found")
-        cluster.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=120s")
-
-
-def ours(cluster: Cluster) -> list[str]:
-    """Names of all cluster-wide objects that belong to the product."""
-    names = cluster.kubectl("get", CLUSTER_KINDS, "-o", "name").split()
-    return sorted(name for name in names if "transferqueue" in name)
-
-
-def job(
-    name: str, script: str, node: str, arguments: list[str], completions: int = 1, queue: str = QUEUE
-) -> dict[str, Any]:
-    """A Job that runs `script` of the ConfigMap jobs on `node`; the label is all that it says of the queue."""
-    container = {
-        "name": "main",
-        "image": image_reference("trainer"),
-        "imagePullPolicy": "Never",
-        "command": ["python", f"/jobs/{script}", *arguments],
-        "volumeMounts": [{"name": "jobs", "mountPath": "/jobs"}],
-    }
-    pod = {
-        "nodeSelector": {"kubernetes.io/hostname": node},
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [{"name": "jobs", "configMap": {"name": "jobs"}}],
-    }
-    spec = {
-        "completions": completions,
-        "parallelism": completions,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": 300,
-        "template": {"metadata": {"labels": {"transferqueue.io/inject": queue}}, "spec": pod},
-    }
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
-
-
-def apply(cluster: Cluster, *objects: dict[str, Any]) -> None:
-    """Create or update `objects`."""
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-
-
-def finished(cluster: Cluster, name: str) -> bool:
-    """Whether Job `name` has succeeded; one that failed ends the test with its log."""
-    status = json.loads(cluster.kubectl("get", "job", name, "-n", NAMESPACE, "-o", "json")).get("status", {})
-    assert not status.get("failed"), cluster.kubectl("logs", "-n", NAMESPACE, f"job/{name}", "--tail=40")
-    return any(entry["type"] == "Complete" and entry["status"] == "True" for entry in status.get("conditions", []))
-
-
-def logs(cluster: Cluster, name: str) -> str:
-    """What Job `name` has printed so far; nothing while its pod starts."""
-    try:
-        return cluster.kubectl("logs", "-n", NAMESPACE, f"job/{name}")
-    except ClusterError:
-        return ""
+    _, *commands = blocks(PAGE)
+    said = follow(installed, "\n".join(commands).replace("YOUR-IMAGE", image_reference("trainer")))
+    with capsys.disabled():
+        print(f" from kubectl apply to a pod that has put and got: {time.monotonic() - began:.0f} s ", end="")
+    assert said.splitlines()[-1] == "[1]"
 
 
 def test_rollout_data_reaches_a_trainer_on_the_other_node_byte_for_byte(
-    installed: tuple[Cluster, float], capsys: pytest.CaptureFixture[str]
+    installed: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster, began = installed
-    queue = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
-    queue["metadata"]["namespace"] = NAMESPACE
-    scripts = {file.name: file.read_text() for file in JOBS.glob("*.py")}
-    metadata = {"name": "jobs", "namespace": NAMESPACE}
+    began, episodes = time.monotonic(), WORKERS * GROUPS * GROUP_SIZE
     apply(
-        cluster,
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": scripts},
-        queue,
+        installed,
+        job("rollout", "rollout.py", "node1", [str(GROUPS)], "quickstart", completions=WORKERS),
+        job("trainer", "trainer.py", "node2", [str(episodes)], "quickstart"),
     )
-    cluster.kubectl("wait", "-n", NAMESPACE, f"tq/{QUEUE}", "--for=condition=Ready", "--timeout=120s")
-
-    episodes = WORKERS * GROUPS * GROUP_SIZE
-    apply(
-        cluster,
-        job("rollout", "rollout.py", "node1", [str(GROUPS)], completions=WORKERS),
-        job("trainer", "trainer.py", "node2", [str(episodes)]),
-    )
-    wait_until(lambda: "first batch" in logs(cluster, "trainer"), "the trainer's first batch", 180)
+    wait_until(lambda: "first batch" in logs(installed, "trainer"), "the trainer's first batch", 180)
     with capsys.disabled():
-        print(f" from helm install to the trainer's first batch: {time.monotonic() - began:.0f} s ", end="")
-    for name in ("rollout", "trainer"):
-        wait_until(lambda name=name: finished(cluster, name), f"Job {name} is complete", 180)  # type: ignore[misc]
-    report = json.loads(logs(cluster, "trainer").splitlines()[-1])
-    assert report["episodes"] == episodes
-    assert len(report["hosts"]) == WORKERS
+        print(f" to the trainer's first batch: {time.monotonic() - began:.0f} s ", end="")
+    finish(installed, ("rollout", "trainer"))
+    found = report(installed, "trainer")
+    assert found["episodes"] == episodes
+    assert len(found["hosts"]) == WORKERS
+    installed.kubectl("delete", "-n", NAMESPACE, "tq/quickstart", "job/rollout", "job/trainer", "--timeout=60s")
 
 
-def test_the_storage_grows_shrinks_and_rolls_under_load_without_losing_a_row(
-    installed: tuple[Cluster, float], capsys: pytest.CaptureFixture[str]
+def test_the_storage_grows_shrinks_rolls_and_leaves_a_node_under_load_without_losing_a_row(
+    replicated: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster, _ = installed
+    cluster = replicated
     queue = yaml.safe_load((CHART / "examples" / "laptop" / "queue.yaml").read_text())
     queue["metadata"]["namespace"], name = NAMESPACE, queue["metadata"]["name"]
+    queue["spec"] |= {"disruptionBudget": True}
+    queue["spec"]["controller"] = {"nodeSelector": {"kubernetes.io/hostname": "node1"}}
     apply(cluster, queue)
-    cluster.kubectl("wait", "-n", NAMESPACE, f"tq/{name}", "--for=condition=Ready", "--timeout=120s")
-    apply(cluster, job("changes", "changes.py", "node2", [], queue=name))
+    wait_ready(cluster, name)
+    apply(cluster, job("changes", "changes.py", "node1", [], name))
     wait_until(lambda: "reading" in logs(cluster, "changes"), "rows are put and read", 120)
 
-    def units() -> dict[str, str]:
-        """Storage pods that run, and the revision of each."""
+    def units(label: str = "controller-revision-hash") -> dict[str, str]:
+        """Storage pods that run, and the revision of each, or its node."""
         selector = cluster.kubectl("get", "tq", name, "-n", NAMESPACE, "-o", "jsonpath={.status.storage.selector}")
         pods = json.loads(cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "json"))["items"]
         return {
-            pod["metadata"]["name"]: pod["metadata"]["labels"]["controller-revision-hash"]
+            pod["metadata"]["name"]: pod["spec"]["nodeName"] if label == "node" else pod["metadata"]["labels"][label]
             for pod in pods
             if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
         }
@@ -186,37 +109,30 @@ def test_the_storage_grows_shrinks_and_rolls_under_load_without_losing_a_row(
     wait_until(rolled, "both storage units were replaced", 180)
     with capsys.disabled():
         print(f" rolled: {time.monotonic() - began:.0f} s ", end="")
-    pod = cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", "job-name=changes", "-o", "name").strip()
-    cluster.kubectl("exec", "-n", NAMESPACE, pod, "--", "tq", "put", "control", "stop", "x=1")
-    wait_until(lambda: finished(cluster, "changes"), "Job changes is complete", 60)
-    report = json.loads(logs(cluster, "changes").splitlines()[-1])
-    assert report["read"] > report["put"] > 0
+
+    began = time.monotonic()
+    (leaving,) = (unit for unit, node in units("node").items() if node == "node2")
+    with pytest.raises(ClusterError, match="violate the pod's disruption budget"):
+        cluster.kubectl(*DRAIN, "--timeout=3s")
+    try:
+        tq(cluster, "drain", leaving, "--queue", name, "--timeout", "60")
+        cluster.kubectl("delete", "pod", leaving, "-n", NAMESPACE, "--timeout=60s")
+        cluster.kubectl(*DRAIN, "--timeout=90s")
+        wait_until(lambda: units("node") == dict.fromkeys(before, "node1"), "both storage units run on node1", 60)
+    finally:
+        cluster.kubectl("uncordon", "node2")
+    with capsys.disabled():
+        print(f" node drained: {time.monotonic() - began:.0f} s ", end="")
+    cluster.kubectl("exec", "-n", NAMESPACE, pod_of(cluster, "changes"), "--", "tq", "put", "control", "stop", "x=1")
+    finish(cluster, ["changes"], 60)
+    found = report(cluster, "changes")
+    assert found["read"] > found["put"] > 0
+    cluster.kubectl("delete", "-n", NAMESPACE, f"tq/{name}", "job/changes", "--timeout=60s")
 
 
-def test_wrong_yaml_is_refused_with_the_words_of_tq_up(installed: tuple[Cluster, float]) -> None:
-    cluster, _ = installed
+def test_wrong_yaml_is_refused_with_the_words_of_tq_up(installed: Cluster) -> None:
     wrong = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
     wrong["metadata"] = {"name": "wrong", "namespace": "default"}
     wrong["spec"]["backend"]["simple"] = {}
     with pytest.raises(ClusterError, match="exactly one of simple, mooncake, yuanrong, ray"):
-        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(wrong))
-
-
-def test_delete_and_uninstall_leave_nothing(installed: tuple[Cluster, float]) -> None:
-    cluster, _ = installed
-    cluster.kubectl("delete", "tq", "--all", "-n", NAMESPACE, "--timeout=60s")
-    cluster.kubectl("delete", "job", "--all", "-n", NAMESPACE, "--timeout=60s")
-
-    def left() -> list[str]:
-        names = cluster.kubectl("get", KINDS, "-n", NAMESPACE, "-o", "name").split()
-        known = ("configmap/jobs", "configmap/kube-root-ca.crt", "serviceaccount/default")
-        return [name for name in names if name not in known]
-
-    wait_until(lambda: not left(), "the queue's children are gone", 120)
-    cluster.helm("uninstall", "transferqueue", "-n", SYSTEM, "--wait", "--timeout=120s")
-    wait_until(lambda: not ours(cluster), "nothing of the chart is left", 60)
-
-    def system() -> list[str]:
-        return sorted(cluster.kubectl("get", KINDS, "-n", SYSTEM, "-o", "name").split())
-
-    wait_until(lambda: system() == ["configmap/kube-root-ca.crt", "serviceaccount/default"], f"{SYSTEM} is empty", 60)
+        installed.kubectl("apply", "-f", "-", stdin=json.dumps(wrong))

@@ -21,7 +21,7 @@ from transfer_queue.errors import ConfigError, TransferQueueError
 
 __all__ = ["PARTS", "Access", "cluster_faults", "condition", "connect", "is_ready", "part_of", "pod_named"]
 
-PARTS = ("controller", "storage", "mooncake-master")
+PARTS = ("controller", "storage", "mooncake-master", "mooncake-masters", "etcd")
 _ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NO_DEFINITION = (
     "the cluster does not know TransferQueues; install the operator: helm install transferqueue charts/transferqueue "

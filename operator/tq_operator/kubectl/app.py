@@ -40,6 +40,8 @@ class Part(str, Enum):
     controller = "controller"
     storage = "storage"
     mooncake_master = "mooncake-master"
+    mooncake_masters = "mooncake-masters"
+    etcd = "etcd"
 
 
 class Replaceable(str, Enum):
@@ -47,6 +49,7 @@ class Replaceable(str, Enum):
 
     controller = "controller"
     mooncake_master = "mooncake-master"
+    mooncake_masters = "mooncake-masters"
 
 
 def _queue_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -268,7 +271,10 @@ def failover(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Replace the pod of the controller or of the Mooncake master, and wait until the queue is Ready again."""
+    """Replace the pod of the controller or of the Mooncake master, of several the one that leads.
+
+    Waits until the queue is Ready again.
+    """
     from tq_operator.kubectl.failover import fail_over
 
     with _cluster(kubeconfig, context, namespace) as access:

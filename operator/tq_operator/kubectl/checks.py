@@ -44,6 +44,12 @@ FIXES: Mapping[str, str] = {
     "Unschedulable": "add nodes or lower the requests, node selectors and affinity of that part",
     "PodsNotReady": "wait for the pods; kubectl tq logs shows what they do",
     "PodsRefused": "the message says what the apiserver refuses",
+    "ApplyFailed": "the message says what the apiserver refuses",
+    "ContainerNotCreated": "the message says what the container lacks, such as a Secret or a ConfigMap",
+    "EtcdUnreachable": "start etcd, or correct highAvailability.etcd.endpoints",
+    "NoLeader": "wait about 10 s; if it lasts, kubectl tq logs --part mooncake-masters shows why",
+    "SecretUnusable": "mend the Secret as the message says, or change spec.security",
+    "CertificateNotMade": "mend the Secret that the message names; the operator makes a deleted one anew",
     "Held": "wait until the queue is empty, or see docs/operator.md, Changes that would lose rows",
 }
 """Reason of a condition or problem -> what to do."""

@@ -17,6 +17,7 @@ from transfer_queue.errors import ConfigError, TransferQueueError, WaitTimeoutEr
 __all__ = ["drain", "fail_over"]
 
 _LOOK_S = 0.5
+_GROUP = "mooncake-masters"
 
 
 def fail_over(
@@ -29,7 +30,7 @@ def fail_over(
     force: bool = False,
     progress: Callable[[str], None] = lambda words: None,
 ) -> tuple[str, str]:
-    """Delete the pod of ``part`` and wait until another one serves and the queue is Ready.
+    """Delete the pod of ``part``, of several masters that of the leader; wait until another serves and all is Ready.
 
     Returns the names of the old and the new pod. ``force``: do not wait for the node of the old one, which is gone.
     Raises ConfigError if the queue has no such part or rows would be lost, WaitTimeoutError.
@@ -40,7 +41,10 @@ def fail_over(
     pods = access.pods(name, part)
     if not pods:
         raise ConfigError(f"queue {name} has no pod of the part {part}; kubectl tq status {name} shows which it has")
-    old = next((pod for pod in pods if is_ready(pod)), pods[0])["metadata"]
+    leader = (document.get("status") or {}).get("leader")
+    chosen = [pod for pod in pods if part == _GROUP and pod["metadata"]["name"] == leader]
+    old = next((pod for pod in [*chosen, *pods] if is_ready(pod)), pods[0])["metadata"]
+    wanted = len(pods)
     options: dict[str, Any] = {"preconditions": {"uid": old["uid"]}, **({"gracePeriodSeconds": 0} if force else {})}
     try:
         access.cluster.call("DELETE", f"/api/v1/namespaces/{access.namespace}/pods/{old['name']}", options)
@@ -54,10 +58,12 @@ def fail_over(
         pods = access.pods(name, part)
         fresh = [pod["metadata"]["name"] for pod in pods if is_ready(pod) and pod["metadata"]["uid"] != old["uid"]]
         gone = all(pod["metadata"]["uid"] != old["uid"] for pod in pods)
-        ready, words = _ready(access.queue(name))
-        if fresh and gone and ready:
-            return str(old["name"]), fresh[0]
-        missing = words if fresh and gone else f"pod {old['name']} still ends" if not gone else "no new pod is ready"
+        now = access.queue(name)
+        ready, words = _ready(now)
+        whole = len(fresh) >= wanted
+        if whole and gone and ready:
+            return str(old["name"]), str(now["status"]["leader"] if part == _GROUP else fresh[0])
+        missing = words if whole and gone else f"pod {old['name']} still ends" if not gone else "no new pod is ready"
         progress(missing)
         if time.monotonic() > deadline:
             advice = "kubectl tq doctor says what is wrong"
@@ -75,9 +81,10 @@ def _ready(document: Manifest) -> tuple[bool, str]:
 
 
 def _check_rows(document: Manifest, part: str) -> None:
-    """Rows end with the pod, except those of a controller whose journal lies on a volume."""
+    """Rows end with the pod, except those of a controller whose journal lies on a volume, and of masters whose log lies
+    in etcd."""
     queue = queue_from(document)
-    if part == "controller" and queue.spec.controller.durability == "node":
+    if part == _GROUP or (part == "controller" and queue.spec.controller.durability == "node"):
         return
     used = ((document.get("status") or {}).get("storage") or {}).get("used")
     if used == "0":

@@ -20,11 +20,13 @@ def overview(access: Access, queue: Manifest) -> dict[str, Any]:
     """The state of a queue as plain data."""
     metadata, status = queue["metadata"], queue.get("status") or {}
     pods = [pod_summary(pod) for pod in access.pods(metadata["name"])]
-    reported = {"controller": "controller", "storage": "storage", "mooncake-master": "master"}
+    group = (queue["spec"]["backend"].get("mooncake") or {}).get("highAvailability")
+    master = "mooncake-masters" if group else "mooncake-master"
+    reported = {"controller": "controller", "storage": "storage", master: "master", "etcd": "etcd"}
     parts = []
     for part, key in reported.items():
-        counts = status.get(key) or {}
         own = [pod for pod in pods if pod["part"] == part]
+        counts = status.get(key) or {"ready": sum(pod["ready"] for pod in own), "replicas": len(own)}
         if own or counts.get("replicas"):
             ready, wanted = counts.get("ready", 0), counts.get("replicas", 0)
             parts.append({"part": part, "ready": ready, "replicas": wanted, "pods": own})
@@ -38,6 +40,7 @@ def overview(access: Access, queue: Manifest) -> dict[str, Any]:
         "observedGeneration": status.get("observedGeneration", 0),
         "conditions": status.get("conditions", []),
         "parts": parts,
+        "leader": status.get("leader"),
         "endpoints": status.get("endpoints", {}),
         "storage": {name: storage.get(name) for name in ("ready", "replicas", "used", "capacity")},
         "injected": status.get("injected", 0),
@@ -121,6 +124,8 @@ def draw_overview(seen: dict[str, Any]) -> Sequence[Any]:
     ]
     if pods:
         parts += ["", make_table(["PART", "READY", "POD", "PHASE", "RESTARTS", "NODE", "ADDRESS", "AGE"], pods)]
+    if seen["leader"]:
+        parts.append(Text(f"{seen['leader']} leads the masters"))
     if seen["endpoints"]:
         parts += ["", make_table(["ENDPOINT", "ADDRESS"], [[*item] for item in seen["endpoints"].items()])]
     storage = seen["storage"]

@@ -60,6 +60,7 @@ def _single(queue: Queue, mooncake: Mooncake, images: Images) -> list[Manifest]:
         "--http_metadata_server_host=0.0.0.0",
         f"--http_metadata_server_port={part.http_metadata_port}",
         "--enable_metadata_cleanup_on_timeout=true",
+        "--client_ttl=10",
     ]
     template = pod_template(queue, "mooncake-master", part, _master(mooncake, images, ports, own, _SERVES), {})
     return [
@@ -76,6 +77,9 @@ def _group(queue: Queue, mooncake: Mooncake, group: HighAvailability, images: Im
         "--enable_oplog=true",
         f"--etcd_endpoints={';'.join(queue.etcd_members)}",
         f"--cluster_id={queue.cluster_id}",
+        # Seconds until silent storage units are taken for dead, with all that they hold. The address of a deleted pod
+        # does not refuse connections, so that it takes units a while to turn to the next leader.
+        "--client_ttl=60",
     ]
     template = pod_template(queue, name, part, _master(mooncake, images, ports, own, _TAKES_PART), {})
     template["spec"]["topologySpreadConstraints"] = over_nodes(queue, name)
@@ -97,7 +101,6 @@ def _master(mooncake: Mooncake, images: Images, ports: Mapping[str, int], own: l
             "--eviction_ratio=0",
             "--eviction_high_watermark_ratio=1",
             "--default_kv_lease_ttl=5000",
-            "--client_ttl=10",
             # Space of a writer that died while it was writing, in seconds.
             "--put_start_discard_timeout_sec=30",
             "--put_start_release_timeout_sec=60",
@@ -118,6 +121,8 @@ def _master(mooncake: Mooncake, images: Images, ports: Mapping[str, int], own: l
             },
         },
         requests={"cpu": "100m", "memory": "256Mi"},
+        # It ends only when it is killed.
+        stop_seconds=1,
     )
 
 

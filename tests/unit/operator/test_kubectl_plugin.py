@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.cluster.pki import LIFETIME, Authority
 from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import complete, main
-from tq_operator.kubectl.checks import certificate_findings
+from tq_operator.kubectl.checks import FIXES, certificate_findings
 from tq_operator.kubectl.forwarding import choose_ports
 from tq_operator.kubectl.logs import parse_duration
 from transfer_queue.errors import ConfigError
@@ -106,7 +107,7 @@ def test_a_certificate_of_another_authority_is_told_about(authority: Authority, 
     ("words", "offered", "directive"),
     [
         (["fail"], {"failover"}, ":4"),
-        (["failover", "--part", ""], {"controller", "mooncake-master"}, ":4"),
+        (["failover", "--part", ""], {"controller", "mooncake-master", "mooncake-masters"}, ":4"),
         (["status", "--out"], {"--output"}, ":4"),
         (["status", "-o", ""], {"table", "json", "yaml"}, ":4"),
         (["inject", "-f", ""], set(), ":0"),
@@ -142,3 +143,11 @@ def test_contradicting_and_missing_options_are_refused(capsys: pytest.CaptureFix
     assert "exclude each other" in capsys.readouterr().err
     assert main(["inject", "-f", "pod.yaml"]) == 2
     assert "say --dry-run" in capsys.readouterr().err
+
+
+def test_doctor_knows_a_fix_for_every_reason_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operator.md").read_text()
+    table = page[page.index("| reason | what to do |") : page.index("Events repeat what conditions say")]
+    reasons = {name for cell in re.findall(r"^\| (`.+?) \|", table, re.M) for name in re.findall(r"`(\w+)`", cell)}
+    assert len(reasons) > 10
+    assert reasons - FIXES.keys() == set()

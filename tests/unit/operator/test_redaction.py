@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tq_operator.kubectl.access import PARTS
 from tq_operator.kubectl.redaction import REDACTED, Redactor, references
 
 
@@ -27,6 +28,12 @@ def test_the_products_own_settings_are_shown() -> None:
     found = yaml.safe_load(shown(pod(containers=[container], automountServiceAccountToken=False)))
     assert found["spec"]["containers"] == [container]
     assert found["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_command_of_every_part_is_shown(name: str) -> None:
+    container = {"name": name, "command": [name, "--rpc_port=50051"]}
+    assert yaml.safe_load(shown(pod(containers=[container])))["spec"]["containers"] == [container]
 
 
 def test_the_settings_file_keeps_names_of_files_and_loses_what_is_foreign() -> None:
