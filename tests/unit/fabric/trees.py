@@ -173,6 +173,7 @@ def build(facts: dict[str, Any], root: Path, *, reported_numa: bool = False, own
     tree = Tree(root)
     gpu_bdf = facts.get("gpu_bdf", {})
     nic_bdf = {nic["name"]: nic.get("bdf") for nic in facts["nics"]}
+    chains: dict[str, tuple[str, ...]]
     if own_domains:
         addresses = {**gpu_bdf, **nic_bdf}
         chains = {name: (f"pci{address[:7]}", address) for name, address in addresses.items()}
