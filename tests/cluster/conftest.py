@@ -1,4 +1,4 @@
-"""The running cluster as a fixture: one for the whole session, or the one that is up already, then left up."""
+"""The running cluster as a fixture: one for all tests here, or the one that is up already, then left up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def privileged() -> None:
     """Skip what needs namespaces where this process may not make them."""
     try:
@@ -33,7 +33,7 @@ def privileged() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(privileged: None) -> Iterator[Cluster]:
     """A healthy cluster. Tests use namespaces of their own in it and remove them."""
     earlier = running_cluster()
@@ -57,7 +57,7 @@ def no_cluster(privileged: None) -> Iterator[None]:
         down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(cluster: Cluster) -> Iterator[Cluster]:
     """The operator, installed by the first command of the quick start. Queues and Jobs go into product.NAMESPACE."""
     product.publish(cluster)
@@ -73,7 +73,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         product.remove(cluster)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replicated(installed: Cluster) -> Cluster:
     """The installation upgraded: two operators, a report of each node, a local etcd for masters."""
     settings = {"replicas": "2", "nodeReports.enabled": "true", "nodeReports.seconds": "2"}

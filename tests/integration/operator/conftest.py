@@ -75,7 +75,7 @@ def environment(plane: ControlPlane, certificates: Path, webhook: int, health: i
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with control_plane(tmp_path_factory.mktemp("plane")) as running:
         manifests = rendered_chart(running)
@@ -105,14 +105,14 @@ def write_certificate(plane: ControlPlane, folder: Path, name: str = "webhook") 
     (folder / "tls.key").write_bytes(pair.key.read_bytes())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def certificates(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     write_certificate(plane, folder)
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator(plane: ControlPlane, certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """With the chart's webhooks, which call it on loopback instead of through a Service."""
     folder, webhook, health = tmp_path_factory.mktemp("operator"), free_port(), free_port()

@@ -74,11 +74,14 @@ def test_fields_of_several_puts_are_read_together(queue: Servers, partition: str
 
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_batches_keep_their_values_while_others_are_read(queue: Servers, partition: str, zero_copy: bool) -> None:
+    keys = [[f"{number} {key}" for key in keys_of(8)] for number in range(4)]
     for number in range(4):
         batch = TensorDict({"x": torch.full((8, 50_000), float(number))}, batch_size=[8])
-        tq.kv_batch_put(keys_of(8), f"{partition}-{number}", batch)
-    kept = [tq.kv_batch_get(keys_of(8), f"{partition}-{number}", zero_copy=zero_copy) for number in range(4)]
+        tq.kv_batch_put(keys[number], partition, batch)
+    kept = [tq.kv_batch_get(each, partition, zero_copy=zero_copy) for each in keys]
     assert [{float(row.unique()) for row in rows_of(batch["x"])} for batch in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
+    for each in keys:
+        tq.kv_clear(each, partition)
 
 
 def test_overwritten_rows_give_the_new_values(queue: Servers, partition: str) -> None:
