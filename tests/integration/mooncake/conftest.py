@@ -148,14 +148,14 @@ def run() -> str:
     return uuid.uuid4().hex[:12]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MasterEndpoints]:
     process = MasterProcess(MasterSettings(**FREE_PORTS), tmp_path_factory.mktemp("master") / "master.log")
     yield process.start()
     process.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def units(master: MasterEndpoints) -> Iterator[list[Unit]]:
     started = [Unit(settings_of(master), number) for number in range(2)]
     yield started

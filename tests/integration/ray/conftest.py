@@ -10,7 +10,7 @@ import transfer_queue as tq
 from tests.integration.ray.cluster import CONF, ENVIRONMENT, RayCluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[RayCluster]:
     running = RayCluster()
     try:
