@@ -178,18 +178,18 @@ def consumption_status(partition: Partition | None, command: ConsumptionStatus) 
 def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
     """Counts of one partition for people and metrics."""
     rows = partition.all_rows()
-    written = np.zeros(row_count(rows), np.bool_)
+    written, cells = np.zeros(row_count(rows), np.bool_), {}
     for family in partition.fields.families:
-        written |= family.slot.array[rows] > 0
+        mask = family.slot.array[rows] > 0
+        written |= mask
+        cells[family] = int(mask.sum())
     return {
         "rows": partition.rows,
         "written": int(written.sum()),
         "ended": partition.ended,
         "keys": len(partition.keys),
         "bytes": partition.nbytes,
-        "fields": {
-            name: int((family.slot.array[rows] > 0).sum()) for name, family in partition.fields.family_of.items()
-        },
+        "fields": {name: cells[family] for name, family in partition.fields.family_of.items()},
         "lost": len(partition.lost_rows(rows, partition.fields.families)),
         "tasks": {
             task.name: {
