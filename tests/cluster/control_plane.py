@@ -138,7 +138,10 @@ class ControlPlane:
         try:
             with direct.open(f"{server}/readyz", timeout=5) as answer:
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
             return False
 
 

@@ -232,7 +232,7 @@ class ControllerSession:
             log.warning("the %s at %s started anew; rows put before are gone", self._what, address)
         self._connection = connection
         self._failure = None
-        self._changed(self.welcome.units)
+        self._changed(self.welcome.units if connection.context is None else connection.context)
         self._connected.set()
 
     def _settle(self, found: Shard | None, address: str) -> bool:
@@ -258,8 +258,11 @@ class ControllerSession:
         connection.abort("a client serves no requests")
 
     def on_notice(self, connection: Connection, body: Any) -> None:
-        if isinstance(body, UnitsChanged) and connection is self._connection:
-            self._changed(body.units)
+        if isinstance(body, UnitsChanged):
+            if connection is self._connection:
+                self._changed(body.units)
+            else:  # right behind the Welcome, which is taken up in a moment
+                connection.context = body.units
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         return None

@@ -15,6 +15,8 @@ from transfer_queue.errors import InvalidTypeError, WorkerLostError
 __all__ = ["StreamingDataLoader"]
 
 _END_S = 1.0
+_LOST = "DataLoader worker"
+"""What torch's words of a worker that ended begin with."""
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -71,11 +73,10 @@ class StreamingDataLoader(DataLoader[Any]):
                     received = next(inner)
                 except StopIteration:
                     return False
-                except (RuntimeError, OSError, EOFError) as error:
-                    lost = _loss(inner, error)
-                    if lost is None:
-                        raise
-                    raise WorkerLostError(f"{lost}; iterate again to go on after the last micro-batch") from error
+                except (OSError, EOFError) as error:
+                    if ended := _ended(inner):
+                        raise RuntimeError(f"{_LOST} (pid {ended}) exited unexpectedly: {error}") from error
+                    raise
                 number, samples = received if self.num_workers else (0, [received])
                 for micro, sample in enumerate(samples):
                     if self.num_workers:
@@ -86,6 +87,10 @@ class StreamingDataLoader(DataLoader[Any]):
                     yield sample
                     if stream.moves != moves:
                         return True
+        except RuntimeError as error:  # torch's, which comes wherever this process is when a worker ends, or that above
+            if str(error).startswith(_LOST):
+                raise WorkerLostError(f"{error}; iterate again to go on after the last micro-batch") from error
+            raise
         finally:
             if shared is not None:
                 shared[0] = 1
@@ -118,18 +123,12 @@ def _shared_state(batch: int) -> torch.Tensor:
     return cast(torch.Tensor, cast(Any, state).share_memory_())
 
 
-def _loss(iterator: Any, error: Exception) -> str | None:
-    """What became of a worker, if ``error`` comes of its end: torch says so, or the connection broke over which it was
-    handing a batch over, which is seen up to a second before the end itself."""
-    if isinstance(error, RuntimeError):
-        return str(error) if str(error).startswith("DataLoader worker") else None
+def _ended(iterator: Any) -> str:
+    """Pids of the workers that have ended. A connection that breaks while a batch is handed over is seen up to a second
+    before the end itself."""
     workers = getattr(iterator, "_workers", [])
-    try:
-        wait([worker.sentinel for worker in workers], timeout=_END_S)
-    except RuntimeError as told:  # torch raises it wherever this process is at the moment
-        return _loss(iterator, told)
-    pids = ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
-    return f"DataLoader worker (pid {pids}) exited unexpectedly: {error}" if pids else None
+    wait([worker.sentinel for worker in workers], timeout=_END_S)
+    return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
 
 
 class _Collate:

@@ -463,4 +463,6 @@ async def connect(
     except (TransferQueueError, asyncio.CancelledError):
         connection.close()
         raise
+    if connection.closed:  # right behind the reply
+        raise connection.lost_error()
     return connection

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -128,14 +129,15 @@ def _follow_one(
                 _preload_content=False,
                 _request_timeout=_TIMEOUT,
             )
-            pending = b""
-            for chunk in answer.stream(amt=None):
-                *whole, pending = (pending + chunk).split(b"\n")
-                for text in whole:
-                    line = _line(source.name, text.decode(errors="replace"))
-                    if line.moment > last:
-                        last = line.moment
-                        put(line)
+            with closing(answer):
+                pending = b""
+                for chunk in answer.stream(amt=None):
+                    *whole, pending = (pending + chunk).split(b"\n")
+                    for text in whole:
+                        line = _line(source.name, text.decode(errors="replace"))
+                        if line.moment > last:
+                            last = line.moment
+                            put(line)
         except ApiException as error:
             if error.status != 404:
                 unread(source.name, str(error.reason))

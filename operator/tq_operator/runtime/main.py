@@ -71,6 +71,7 @@ async def run(settings: OperatorSettings) -> None:
     reconciler.metrics.show_leader(leading)
     certificate = Certificate(settings.certificates)
     readiness = Readiness(reconciler, settings.resync, certificate, elector)
+    leaving = asyncio.Event()
 
     attachments = Attachments(cluster, settings.namespaces, settings.identity, leading, reconciler.metrics)
 
@@ -82,12 +83,17 @@ async def run(settings: OperatorSettings) -> None:
     async with (
         _serving(
             webhook_application(
-                reconciler.documents, cluster.queue, find_bindings, reconciler.metrics, settings.default_tls
+                reconciler.documents,
+                cluster.queue,
+                find_bindings,
+                reconciler.metrics,
+                settings.default_tls,
+                leaving.is_set,
             ),
             settings.webhook_port,
             certificate,
         ),
-        _serving(probe_application(reconciler, readiness), settings.health_port),
+        _serving(probe_application(reconciler, readiness, leaving), settings.health_port),
     ):
         operator = kopf.operator(
             registry=registry,

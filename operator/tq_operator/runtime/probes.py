@@ -1,4 +1,6 @@
-"""/healthz: the process lives. /readyz: it can do its work, or says what is missing. /metrics: for Prometheus."""
+"""/healthz: the process lives. /readyz: it can do its work, or says what is missing. /metrics: for Prometheus.
+/leave: the kubelet's word that this pod ends, answered when everybody had the time to call another replica.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ logger = logging.getLogger("tq_operator.probes")
 
 _SLACK_S = 30.0
 _RIGHTS_S = 60.0
+_LEAVE_S = 3.0  # until everybody knows that this pod is no endpoint of the webhook any more
 
 
 class Readiness:
@@ -68,7 +71,7 @@ class Readiness:
         await asyncio.Event().wait()
 
 
-def probe_application(reconciler: Reconciler, readiness: Readiness) -> web.Application:
+def probe_application(reconciler: Reconciler, readiness: Readiness, leaving: asyncio.Event) -> web.Application:
     """Served over plain HTTP to the kubelet. The webhook listens before this answers at all."""
 
     async def healthy(_: web.Request) -> web.Response:
@@ -81,7 +84,13 @@ def probe_application(reconciler: Reconciler, readiness: Readiness) -> web.Appli
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(reconciler.metrics.registry), content_type="text/plain")
 
+    async def leave(_: web.Request) -> web.Response:
+        leaving.set()
+        await asyncio.sleep(_LEAVE_S)
+        return web.Response(text="ok\n")
+
     application = web.Application()
+    application.router.add_get("/leave", leave)
     application.router.add_get("/healthz", healthy)
     application.router.add_get("/readyz", ready)
     application.router.add_get("/metrics", metrics)

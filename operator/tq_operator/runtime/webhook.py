@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from cryptography import x509
 
 from tq_operator.admission.conversion import convert_review
@@ -97,12 +98,22 @@ def webhook_application(
     find_bindings: FindBindings,
     metrics: OperatorMetrics,
     default_tls: TlsMode = "off",
+    leaving: Callable[[], bool] = lambda: False,
 ) -> web.Application:
     """The webhooks: INJECT_PATH for labelled pods, BIND_PATH for pods of namespaces with bindings, VALIDATE_PATH for
     queues, CONVERT_PATH between versions of the API.
 
-    ``known``: queues by namespace and name; others are looked up.
+    ``known``: queues by namespace and name; others are looked up. ``leaving``: whether this replica ends soon. Then
+    each connection is closed by its next answer, as the apiserver does not ask again where a connection ends under a
+    request.
     """
+
+    @web.middleware
+    async def let_go(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if leaving():
+            response.force_close()
+        return response
 
     async def inject(review: Review) -> dict[str, Any]:
         try:
@@ -141,7 +152,7 @@ def webhook_application(
     async def validate(review: Review) -> dict[str, Any]:
         return validate_queue(review, default_tls)
 
-    application = web.Application(client_max_size=_LARGEST_REVIEW)
+    application = web.Application(client_max_size=_LARGEST_REVIEW, middlewares=[let_go])
     for path, answer in ((INJECT_PATH, inject), (BIND_PATH, bind), (VALIDATE_PATH, validate)):
         application.router.add_post(path, _handler(answer, metrics))
     application.router.add_post(CONVERT_PATH, _conversion_handler(metrics))

@@ -67,7 +67,10 @@ class ControlPlane:
     def ready(self) -> bool:
         try:
             return self.request("GET", "/readyz") == "ok"
-        except (urllib.error.URLError, OSError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
             return False
 
     def request(self, method: str, path: str, body: Any = None) -> Any:

@@ -96,9 +96,9 @@ def test_a_queue_at_rest_is_read_but_not_written(operator: Operator, queue: str)
         return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
 
     def quiet() -> bool:  # Kubernetes' own controllers have finished with the new objects
-        before, seen = versions(), served(plane, "transferqueues", "LIST")
+        before, written, seen = versions(), served(plane, resources, writes), served(plane, "transferqueues", "LIST")
         wait_until(lambda: served(plane, "transferqueues", "LIST") > seen + 1, "two looks at the queue")
-        return versions() == before
+        return versions() == before and served(plane, resources, writes) == written
 
     wait_until(quiet, "the new objects are at rest")
     before, written, listed = versions(), served(plane, resources, writes), served(plane, "transferqueues", "LIST")

@@ -44,3 +44,23 @@ def review(known: dict[tuple[str, str], Manifest]) -> tuple[bool, list[str]]:
 def test_a_known_queue_is_injected_without_asking_the_apiserver_and_a_new_one_is_looked_up() -> None:
     assert review({("rl", "q"): QUEUE}) == (True, [])
     assert review({}) == (True, ["rl/q"])
+
+
+def test_a_replica_that_leaves_closes_each_connection_with_its_next_answer() -> None:
+    answers = iter((False, True))
+
+    async def closed() -> list[bool]:
+        known = {("rl", "q"): QUEUE}
+        application = webhook_application(
+            known, lambda *_: None, lambda _: [], OperatorMetrics(), leaving=lambda: next(answers)
+        )
+        found = []
+        async with TestClient(TestServer(application)) as client:
+            body = {"request": {"uid": "1", "namespace": "rl", "object": POD}}
+            for _ in range(2):
+                answer = await client.post(INJECT_PATH, json=body)
+                assert (await answer.json())["response"]["allowed"]
+                found.append(answer.headers.get("Connection") == "close")
+        return found
+
+    assert asyncio.run(closed()) == [False, True]
