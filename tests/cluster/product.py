@@ -26,6 +26,7 @@ from tests.cluster.paths import REPOSITORY, state_folder
 from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import main
 from tq_operator.kubectl.access import Access, connect
+from tq_operator.plan.names import QUEUE_LABEL
 
 CHART = REPOSITORY / "charts" / "transferqueue"
 JOBS = Path(__file__).parent / "jobs"
@@ -73,6 +74,8 @@ def ours(cluster: Cluster) -> list[str]:
 
 def remove(cluster: Cluster) -> None:
     """Take the product off the cluster, whatever is left of it."""
+    # A namespace with pods that may take ten minutes to end is looked at again after five, though they end at once.
+    cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--for=delete", "--timeout=90s")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
     cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=120s", "--ignore-not-found")
     cluster.kubectl("delete", "crd", "-l", "app.kubernetes.io/part-of=transferqueue", "--ignore-not-found")
