@@ -74,6 +74,9 @@ def ours(cluster: Cluster) -> list[str]:
 
 def remove(cluster: Cluster) -> None:
     """Take the product off the cluster, whatever is left of it."""
+    cluster.kubectl("delete", "jobs", "--all", "-n", NAMESPACE, "--timeout=60s")
+    if "customresourcedefinition.apiextensions.k8s.io/transferqueues.transferqueue.io" in ours(cluster):
+        cluster.kubectl("delete", "tq", "--all", "-n", NAMESPACE, "--timeout=60s")
     # A namespace with pods that may take ten minutes to end is looked at again after five, though they end at once.
     cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--for=delete", "--timeout=90s")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
