@@ -62,7 +62,7 @@ def execute(access: Access, pod: str, container: str, command: Sequence[str], he
     except (WebSocketException, OSError, TypeError, LookupError) as error:  # the last two: no exit code came
         raise ConnectionLostError(f"the connection to pod {pod} was lost ({error}); what it ran may go on") from None
     finally:
-        session.close()
+        _close(session)
 
 
 class Forwarder:
@@ -137,7 +137,7 @@ class Forwarder:
                 try:
                     self._pump(connection, session.sock)
                 finally:
-                    session.close()
+                    _close(session)
             except ApiException as error:
                 self.failure = _words(error)
             except (TransferQueueError, ClusterError, WebSocketException, OSError) as error:
@@ -169,6 +169,12 @@ class Forwarder:
                 if not data:
                     return
                 remote.send_binary(bytes([_DATA]) + data)
+
+
+def _close(session: Any) -> None:
+    """The socket as well, which the client leaves open where the other side closed first."""
+    session.close()
+    session.sock.shutdown()
 
 
 def _words(error: ApiException) -> str:
