@@ -1,4 +1,4 @@
-"""Kubernetes, containerd, etcd, CoreDNS and helm, built from the Go module proxy and kept.
+"""Kubernetes, containerd, etcd, CoreDNS, helm and KubeRay, built from the Go module proxy and kept.
 
 Each folder under go/ is a module that pins what its binaries need; go.sum makes the build reproducible. The
 binaries lie in the cache under a hash of those files, so that a second run builds nothing.
@@ -72,6 +72,7 @@ BINARIES: tuple[Binary, ...] = (
     _kubernetes("kubectl"),
     Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm", ("helm.sh/helm/v4/internal/version.version=v4.3.1",)),
     Binary("coredns", "coredns", "github.com/coredns/coredns"),
+    Binary("kuberay", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
 )
 
 
@@ -97,7 +98,7 @@ def build_binaries() -> Path:
         return folder
     with cache_lock("binaries"):
         todo = missing_binaries()
-        go = _go() if todo else ""
+        go = go_command() if todo else ""
         folder.mkdir(parents=True, exist_ok=True)
         for number, binary in enumerate(todo, start=1):
             with step(f"building {binary.name} ({number}/{len(todo)})"):
@@ -136,7 +137,7 @@ def _build(go: str, binary: Binary, target: Path) -> None:
     partial.rename(target)
 
 
-def _go() -> str:
+def go_command() -> str:
     """A go command that is new enough: the machine's own, or the one a Python package brings."""
     wanted = _version(GO_PACKAGE.partition("==")[2])
     own = shutil.which("go")

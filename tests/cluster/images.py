@@ -70,18 +70,23 @@ def build_image(name: str) -> Path:
     require_privileges()
     require_programs(IMAGE_PROGRAMS)
     sources = list(_copied_sources(dockerfile))
-    archive = cache_folder() / "images" / f"{name}-{_content_key(dockerfile, sources)}.tar"
+    below = build_image("trainer") if "ARG TRAINER_IMAGE" in dockerfile.read_text() else None
+    key = _content_key(dockerfile, sources, below.name if below else "")
+    archive = cache_folder() / "images" / f"{name}-{key}.tar"
     if archive.exists():
         os.utime(archive)
         return archive
-    base = base_image()
+    if below:
+        base = {"TRAINER_IMAGE": _buildah("pull", "--quiet", f"oci-archive:{below}").strip()}
+    else:
+        base = {"BASE_IMAGE": base_image()}
     locks = [Path(source).stem for source in sources if source.startswith("requirements/")]
     wheels = fetch_wheels(locks)
     with cache_lock("images"), tempfile.TemporaryDirectory(prefix="transferqueue-image-") as folder:
         context = Path(folder)
         for source in sources:
             _copy(REPOSITORY / source, context / source)
-        arguments = {"BASE_IMAGE": base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
+        arguments = {**base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
         options = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
         options += ["--volume", f"{wheels}:/wheels:ro", "--file", str(dockerfile), "--tag", image_reference(name)]
         with step(f"building image {name}"):
@@ -155,8 +160,8 @@ def _copied_sources(dockerfile: Path) -> Iterator[str]:
                     yield source
 
 
-def _content_key(dockerfile: Path, sources: Sequence[str]) -> str:
-    digest = hashlib.sha256(repr((SUITE, BASE_PACKAGES)).encode() + dockerfile.read_bytes())
+def _content_key(dockerfile: Path, sources: Sequence[str], below: str) -> str:
+    digest = hashlib.sha256(repr((SUITE, BASE_PACKAGES)).encode() + below.encode() + dockerfile.read_bytes())
     for source in sources:
         path = REPOSITORY / source
         if not path.exists():

@@ -15,12 +15,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 FOUND = (
     "import importlib.util as u, json, os, sys; print(json.dumps([os.getuid(), *(bool(u.find_spec(m)) for m in {})]))"
 )
-MODULES = ["transfer_queue", "msgspec", "torch", "tensordict", "mooncake", "kopf", "tq_operator", "gymnasium"]
+MODULES = ["transfer_queue", "msgspec", "torch", "tensordict", "mooncake", "kopf", "tq_operator", "gymnasium", "ray"]
 EXPECTED = {
     "server": {"transfer_queue", "msgspec"},
     "operator": {"transfer_queue", "msgspec", "kopf", "tq_operator"},
     "mooncake": {"transfer_queue", "msgspec", "mooncake"},
     "trainer": {"transfer_queue", "msgspec", "mooncake", "torch", "tensordict", "gymnasium"},
+    "ray": {"transfer_queue", "msgspec", "mooncake", "torch", "tensordict", "gymnasium", "ray"},
 }
 
 
