@@ -241,18 +241,18 @@ class ControllerLink:
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
             if join.incarnation != self._incarnation:
                 raise ConnectionLostError("what this unit held was lost while it registered")
+            self._connection = connection
+            self.connected = True
+            if isinstance(self._store, GuardedStore):
+                self._store.tickets = Tickets(joined.ticket_key)
+            self._store.registered(joined.unit, joined.run)
+            await self._store.free(unpack_blocks(joined.unknown))
+            if self._joined_before or held:  # writers went on meanwhile
+                listed, now = set(held), self._own(await self._store.inventory())
+                _list_blocks(connection, [block for block in now if block not in listed])
         except (TransferQueueError, asyncio.CancelledError):
             connection.close()
             raise
-        self._connection = connection
-        self.connected = True
-        if isinstance(self._store, GuardedStore):
-            self._store.tickets = Tickets(joined.ticket_key)
-        self._store.registered(joined.unit, joined.run)
-        await self._store.free(unpack_blocks(joined.unknown))
-        if self._joined_before or held:  # writers went on meanwhile
-            listed, now = set(held), self._own(await self._store.inventory())
-            _list_blocks(connection, [block for block in now if block not in listed])
         self._joined_before = True
 
     async def _connect(self) -> Connection:

@@ -1,0 +1,112 @@
+"""What becomes of a storage unit's connection to its controller when its store fails right behind the registration."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.storage_unit import ControllerLink
+from transfer_queue.storage.base import UnitStats
+from transfer_queue.wire.messages import ControllerRequest, Envelope, Hello, Joined, UnitReport, Welcome
+
+DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
+
+
+class Controller:
+    """Takes a unit in as one with a journal does: ends the connection of before at once, and answers in a moment."""
+
+    def __init__(self) -> None:
+        self.joined = self.reports = 0
+        self.current: Connection | None = None
+
+    def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
+        if isinstance(body, Hello):
+            connection.reply(request, Welcome("controller", run="r"))
+            return
+        if self.current is not None:
+            self.current.abort("the unit registered over another connection")
+        self.current = connection
+        asyncio.get_running_loop().call_later(0.02, self.take_in, connection, request)
+
+    def take_in(self, connection: Connection, request: int) -> None:
+        self.joined += 1
+        connection.reply(request, Joined(7, "r", b""))
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        self.reports += isinstance(body, UnitReport)
+
+    def on_lost(self, *_: Any) -> None: ...
+    def receive_buffer(self, *_: Any) -> None: ...
+
+
+class Store:
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+
+    def stats(self) -> UnitStats:
+        return UnitStats(1 << 20, 0, 0)
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+    def registered(self, unit: int, run: str) -> None: ...
+
+    async def inventory(self) -> list[int]:
+        return []
+
+    async def free(self, blocks: Sequence[int]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionLostError("what keeps the blocks does not answer")
+
+    async def close(self) -> None: ...
+
+
+def registering(controller: Controller, store: Store, check: Callable[[ControllerLink], Awaitable[None]]) -> None:
+    async def run() -> None:
+        keepalive = Keepalive(60.0, 60.0)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(controller, DECODER, keepalive), "127.0.0.1", 0
+        )
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        config = StorageUnitConfig(name="u", host="127.0.0.1", port=0, controller=[address], capacity=1 << 20)
+        link = ControllerLink(config, store, keepalive, [address], None, lambda: True)
+        running = asyncio.create_task(link.run(asyncio.Event()))
+        try:
+            await check(link)
+        finally:
+            while not running.done():  # up to Python 3.11 wait_for may lose a cancellation
+                link.start_over()
+                running.cancel()
+                await asyncio.sleep(0)
+            if controller.current is not None:
+                controller.current.close()
+            server.close()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+def test_a_store_that_fails_after_the_registration_leaves_one_connection_that_reports_with_each_heartbeat() -> None:
+    controller = Controller()
+
+    async def check(link: ControllerLink) -> None:
+        await until(lambda: controller.joined > 1 and controller.reports > 0)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert controller.reports == 1
+
+    registering(controller, Store(failures=1), check)
