@@ -76,7 +76,7 @@ class RegisteredStore:
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Alloc):
-            return self._alloc(peer, message)
+            return _granted(self._ledger.alloc(peer, message))
         if isinstance(message, wire.Fill):
             self._ledger.seal(peer, message.block, bytes(payload or b""))
             return Served(wire.Stored(self.stats()))
@@ -92,10 +92,6 @@ class RegisteredStore:
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort) and message.block >> 32 == peer.writer:
             self._bury([message.block])
-
-    async def _alloc(self, peer: Peer, message: wire.Alloc) -> Served:
-        await self._ledger.alloc(peer, message)
-        return Served(wire.Extent(0))
 
     def _note(self, block: int) -> bytes:
         entry = self._ledger.entries.get(block)
@@ -136,6 +132,11 @@ class RegisteredStore:
             and (number >> 32 == peer.writer or not self._ledger.is_connected(number >> 32))
         )
         return [number for number, _ in zip(mine, range(_AT_ONCE), strict=False)]
+
+
+async def _granted(work: Coroutine[Any, Any, None]) -> Served:
+    await work
+    return Served(wire.Extent(0))
 
 
 async def open_store(context: StoreContext) -> RegisteredStore:
