@@ -262,7 +262,8 @@ class Connection(asyncio.BufferedProtocol):
         self._corked = True  # answers to all messages read at once leave together
         try:
             for incoming in self._reader.received(nbytes):
-                self._dispatch(incoming)
+                if not self.closed:  # by what came before it
+                    self._dispatch(incoming)
         except ProtocolError as error:
             self.abort(str(error))
             return
