@@ -105,7 +105,8 @@ class RegisteredStore:
         removed = self._ledger.remove(blocks)
         self._ledger.recycle(removed)
         self._dead.update((number, entry.note) for number, entry in removed.items())
-        self._changed.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _sweep(self, peer: Peer, message: wire.Sweep) -> Served:
         for number in np.frombuffer(message.removed, "<i8").tolist():
@@ -113,7 +114,6 @@ class RegisteredStore:
                 del self._asked[number], self._dead[number]
         deadline = asyncio.get_running_loop().time() + message.wait_s
         while not (blocks := self._for(peer)):
-            self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), deadline - asyncio.get_running_loop().time())
             except (TimeoutError, asyncio.TimeoutError):
