@@ -459,6 +459,8 @@ async def connect(
         _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None
+    except UnicodeError:
+        raise ConnectionLostError(f"cannot reach the {what} at {address}: {host} is no name of a host") from None
     except OSError as error:
         if ssl and not isinstance(error, ConnectionRefusedError | socket.gaierror):
             raise ConnectionLostError(explain_tls(error, what, address)) from None

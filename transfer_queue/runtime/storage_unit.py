@@ -176,12 +176,16 @@ class ControllerLink:
         self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
+        self._unreported: list[int] = []
+        """Orphans since the latest inventory."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report_orphans(self, blocks: list[int]) -> None:
-        """Not connected: the inventory of the next registration tells the controller."""
+        """Not connected: the inventory of the next registration tells the controller, or the list behind it does."""
         own = self._own(blocks)
-        if self._connection is not None and own:
+        if self._connection is None:
+            self._unreported += own
+        elif own:
             self._connection.send(ReportOrphans(pack_blocks(own)))
 
     def _own(self, blocks: list[int]) -> list[int]:
@@ -225,6 +229,7 @@ class ControllerLink:
         connection = await self._connect()
         try:
             stats = self._store.stats()
+            self._unreported.clear()
             held = self._own(await self._store.inventory())
             ahead = len(held) // _LISTED * _LISTED
             _list_blocks(connection, held[:ahead])
@@ -250,6 +255,8 @@ class ControllerLink:
             if self._joined_before or held:  # writers went on meanwhile
                 listed, now = set(held), self._own(await self._store.inventory())
                 _list_blocks(connection, [block for block in now if block not in listed])
+            orphans, self._unreported = self._unreported, []
+            self.report_orphans(orphans)
         except (TransferQueueError, asyncio.CancelledError):
             connection.close()
             raise

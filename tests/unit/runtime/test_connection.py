@@ -1,4 +1,4 @@
-"""What comes in one piece with the message over which a connection is closed."""
+"""Connections that end: over what a peer says, and because there is no such peer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
-from transfer_queue.runtime.connection import Connection, Keepalive
-from transfer_queue.wire.messages import Announce, ControllerRequest, Envelope
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.wire.messages import Announce, ControllerRequest, Envelope, Hello
 
 DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
@@ -46,3 +48,16 @@ async def test_a_closed_connection_passes_on_nothing() -> None:
     assert strict.events == ["Announce", "lost"]
     client.close()
     server.close()
+
+
+async def test_what_cannot_be_the_name_of_a_host_cannot_be_reached() -> None:
+    with pytest.raises(ConnectionLostError, match=r"a\.\.b is no name of a host"):
+        await connect(
+            "a..b:1",
+            Hello("client", "c"),
+            Strict(),
+            DECODER,
+            Keepalive(60.0, 60.0),
+            what="controller",
+            timeout_s=5.0,
+        )

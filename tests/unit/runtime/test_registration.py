@@ -1,4 +1,4 @@
-"""What becomes of a storage unit's connection to its controller when its store fails right behind the registration."""
+"""A storage unit's connection to its controller, and what happens while it registers or right behind that."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.storage_unit import ControllerLink
+from transfer_queue.runtime.units import unpack_blocks
 from transfer_queue.storage.base import UnitStats
-from transfer_queue.wire.messages import ControllerRequest, Envelope, Hello, Joined, UnitReport, Welcome
+from transfer_queue.wire.messages import (
+    ControllerRequest,
+    Envelope,
+    Hello,
+    Joined,
+    ReportOrphans,
+    UnitReport,
+    Welcome,
+)
 
 DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
@@ -23,7 +32,8 @@ class Controller:
     """Takes a unit in as one with a journal does: ends the connection of before at once, and answers in a moment."""
 
     def __init__(self) -> None:
-        self.joined = self.reports = 0
+        self.joining = self.joined = self.reports = 0
+        self.orphans: list[int] = []
         self.current: Connection | None = None
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
@@ -33,6 +43,7 @@ class Controller:
         if self.current is not None:
             self.current.abort("the unit registered over another connection")
         self.current = connection
+        self.joining += 1
         asyncio.get_running_loop().call_later(0.02, self.take_in, connection, request)
 
     def take_in(self, connection: Connection, request: int) -> None:
@@ -41,6 +52,8 @@ class Controller:
 
     def on_notice(self, connection: Connection, body: Any) -> None:
         self.reports += isinstance(body, UnitReport)
+        if isinstance(body, ReportOrphans):
+            self.orphans += unpack_blocks(body.blocks)
 
     def on_lost(self, *_: Any) -> None: ...
     def receive_buffer(self, *_: Any) -> None: ...
@@ -110,3 +123,14 @@ def test_a_store_that_fails_after_the_registration_leaves_one_connection_that_re
         assert controller.reports == 1
 
     registering(controller, Store(failures=1), check)
+
+
+def test_blocks_of_a_client_that_goes_while_its_unit_registers_are_reported_then() -> None:
+    controller = Controller()
+
+    async def check(link: ControllerLink) -> None:
+        await until(lambda: controller.joining > 0)
+        link.report_orphans([5])
+        await until(lambda: controller.orphans == [5])
+
+    registering(controller, Store(), check)

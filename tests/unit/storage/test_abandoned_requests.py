@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -175,6 +177,19 @@ async def test_a_backend_that_is_closed_while_it_connects_keeps_no_connection(tm
         with pytest.raises(ConnectionLostError, match="is closed"):
             await putting
         assert [connection.closed for connection in unit.client.connections] == [True]
+
+
+async def test_an_arena_that_cannot_be_locked_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, number: int) -> None:
+        raise OSError(errno.ENOLCK, "this file system has no locks")
+
+    monkeypatch.setattr("transfer_queue.storage.memory.client.take_lock", refuse)
+    async with unit_of(tmp_path) as unit:
+        before = len(os.listdir("/proc/self/fd"))
+        await unit.put(1, 1000)
+        assert len(os.listdir("/proc/self/fd")) == before + 2  # the two ends of the connection
 
 
 async def test_no_account_is_kept_of_what_was_given_up_while_it_waited_for_space() -> None:

@@ -36,11 +36,14 @@ class _Mapping:
     def __init__(self, attributes: dict[str, Any]) -> None:
         """Raises OSError if the file is not there, ValueError if it is not the unit's own."""
         descriptor = os.open(attributes["path"], os.O_RDWR | os.O_CLOEXEC)
-        take_lock(descriptor, attributes["lock"])
-        mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
-        if mapped is None:
+        try:
+            take_lock(descriptor, attributes["lock"])
+            mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
+            if mapped is None:
+                raise ValueError("another file of the same name")
+        except BaseException:
             os.close(descriptor)
-            raise ValueError("another file of the same name")
+            raise
         self._map = mapped
         # Views that users hold keep the map, and with it the lock that protects what they look at.
         self._lock = weakref.finalize(mapped, os.close, descriptor)
