@@ -297,9 +297,16 @@ class ControllerLink:
 
     def on_notice(self, connection: Connection, body: Any) -> None:
         if isinstance(body, FreeBlocks):
-            task = asyncio.get_running_loop().create_task(self._store.free(unpack_blocks(body.blocks)))
+            task = asyncio.get_running_loop().create_task(self._free(connection, unpack_blocks(body.blocks)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _free(self, connection: Connection, blocks: list[int]) -> None:
+        try:
+            await self._store.free(blocks)
+        except TransferQueueError as error:
+            log.warning("%d blocks were not freed: %s; registering again, to be told once more", len(blocks), error)
+            connection.close()
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         raise RequestError("a storage unit takes no payload from the controller")
@@ -379,13 +386,17 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         log.warning,
         lost=lambda: links.start_over(),
     )
+    if config.security.policy_file is not None and config.shards:
+        raise ConfigError(f"security.policyFile: {NO_POLICY}")
+    keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     store = await open_store(config.backend.kind, context)
     if config.security.policy_file is not None:
-        if config.shards:
-            raise ConfigError(f"security.policyFile: {NO_POLICY}")
         store = cast("UnitStore", GuardedStore(store, lambda: links.connected))
-    keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
-    links = ControllerLinks(config, store, keepalive)
+    try:
+        links = ControllerLinks(config, store, keepalive)
+    except ConfigError:
+        await store.close()
+        raise
     server = BlockServer(cast("ClientServing", store), keepalive, links) if hasattr(store, "serve") else None
     status = StatusServer(
         unit_registry(config.name, store.stats, lambda: links.connected, server),

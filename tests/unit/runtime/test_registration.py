@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.errors import ConnectionLostError
+from transfer_queue.config.security import ServerSecurity, TlsFiles
+from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.runtime.connection import Connection, Keepalive
-from transfer_queue.runtime.storage_unit import ControllerLink
-from transfer_queue.runtime.units import unpack_blocks
+from transfer_queue.runtime.storage_unit import ControllerLink, serve
+from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.storage.base import UnitStats
 from transfer_queue.wire.messages import (
     ControllerRequest,
     Envelope,
+    FreeBlocks,
     Hello,
     Joined,
     ReportOrphans,
@@ -31,7 +35,9 @@ DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 class Controller:
     """Takes a unit in as one with a journal does: ends the connection of before at once, and answers in a moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, frees: bool = False) -> None:
+        """``frees``: has the unit free a block, in the same moment in which it joined."""
+        self.frees = frees
         self.joining = self.joined = self.reports = 0
         self.orphans: list[int] = []
         self.current: Connection | None = None
@@ -49,6 +55,8 @@ class Controller:
     def take_in(self, connection: Connection, request: int) -> None:
         self.joined += 1
         connection.reply(request, Joined(7, "r", b""))
+        if self.frees:
+            connection.send(FreeBlocks(pack_blocks([5])))
 
     def on_notice(self, connection: Connection, body: Any) -> None:
         self.reports += isinstance(body, UnitReport)
@@ -60,8 +68,12 @@ class Controller:
 
 
 class Store:
-    def __init__(self, failures: int = 0) -> None:
+    """Fails to free blocks the first times."""
+
+    def __init__(self, failures: int = 0, blocks: bool = False) -> None:
+        """``blocks``: it fails for some only."""
         self.failures = failures
+        self.blocks = blocks
 
     def stats(self) -> UnitStats:
         return UnitStats(1 << 20, 0, 0)
@@ -75,7 +87,7 @@ class Store:
         return []
 
     async def free(self, blocks: Sequence[int]) -> None:
-        if self.failures:
+        if self.failures and (blocks or not self.blocks):
             self.failures -= 1
             raise ConnectionLostError("what keeps the blocks does not answer")
 
@@ -123,6 +135,31 @@ def test_a_store_that_fails_after_the_registration_leaves_one_connection_that_re
         assert controller.reports == 1
 
     registering(controller, Store(failures=1), check)
+
+
+def test_a_unit_that_could_not_free_blocks_registers_again_to_be_told_once_more() -> None:
+    controller = Controller(frees=True)
+
+    async def check(link: ControllerLink) -> None:
+        await until(lambda: controller.joined == 2)
+
+    registering(controller, Store(failures=1, blocks=True), check)
+
+
+def test_a_unit_whose_credentials_cannot_be_used_leaves_no_memory(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.pem")
+    config = StorageUnitConfig(
+        name="u",
+        host="127.0.0.1",
+        port=0,
+        controller=["127.0.0.1:1"],
+        capacity=1 << 20,
+        directory=str(tmp_path),
+        security=ServerSecurity(tls=TlsFiles(ca=absent, certificate=absent, key=absent)),
+    )
+    with pytest.raises(ConfigError, match=r"absent\.pem"):
+        asyncio.run(serve(config, asyncio.Event()))
+    assert not list(tmp_path.iterdir())
 
 
 def test_blocks_of_a_client_that_goes_while_its_unit_registers_are_reported_then() -> None:
