@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -42,6 +43,8 @@ T = TypeVar("T")
 Out: TypeAlias = "TensorDict | Mapping[str, torch.Tensor]"
 Device: TypeAlias = "str | int | torch.device | None"
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
+_attaching = threading.Lock()
+"""Of forked children, whose threads may use a client at once."""
 
 
 class AsyncTransferQueueClient(AsyncCheckpointCalls):
@@ -110,7 +113,9 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         if self._closed:
             raise NotInitializedError(f"client {self.client_id} is closed; call transfer_queue.init() to attach again")
         if self._pid != os.getpid():
-            self._attach()
+            with _attaching:
+                if self._pid != os.getpid():  # another thread was faster
+                    self._attach()
 
     def _sync(self, operation: Operation[R, T]) -> T:
         return run_sync(self._io, operation)
@@ -518,3 +523,11 @@ def _attach_config(controller_info: AttachConfig | ZMQServerInfo | str) -> Attac
 
 def _all(status: Status) -> bool:
     return status[1] is not None and status[1].numel() > 0 and bool(status[1].all())
+
+
+def _renew_lock_in_child() -> None:
+    global _attaching
+    _attaching = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_child)

@@ -95,15 +95,18 @@ class Engine:
         return self._session.shard
 
     async def close(self) -> None:
-        if self._backend is not None:
-            await self._backend.close()
-        self._session.close()
-        for task in self._tasks:
-            task.cancel()
+        """What is under way raises NotInitializedError or ConnectionLostError."""
+        try:
+            if self._backend is not None:
+                await self._backend.close()
+        finally:
+            self._session.close()
+            self._changed.set()
 
     def give_up(self, reason: str) -> None:
         """See ControllerSession.give_up."""
         self._session.give_up(reason)
+        self._changed.set()
 
     @property
     def backend_kind(self) -> str:
@@ -180,9 +183,13 @@ class Engine:
 
     async def _commit(self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float) -> Committed:
         # A commit that is under way is seen through: giving up on it would leave its outcome unknown.
-        task = self._spawn(self._session.request(commit, commit.wait_s + timeout_s))
+        return await asyncio.shield(self._spawn(self._commit_or_discard(commit, refs, timeout_s)))
+
+    async def _commit_or_discard(
+        self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float
+    ) -> Committed:
         try:
-            reply = await asyncio.shield(task)
+            reply = await self._session.request(commit, commit.wait_s + timeout_s)
         except (ConnectionLostError, WaitTimeoutError):
             raise  # perhaps committed; blocks that are not go with this writer's session
         except TransferQueueError:
@@ -274,6 +281,7 @@ class Engine:
         """Units may be joining, or coming back."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not self._placement.takers:
+            self._session.check_open()
             self._changed.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:
@@ -413,9 +421,18 @@ class Engine:
                 if self._backend is None or not self._renewed(self._backend, context):
                     if self._backend is not None:
                         await self._backend.close()
-                    self._backend = await open_backend(welcome.backend, context)
+                    self._backend = await self._opened(welcome.backend, context)
                 self._backend_writer = welcome.writer
         return self._backend
+
+    async def _opened(self, kind: str, context: BackendContext) -> Backend:
+        backend = await open_backend(kind, context)
+        try:
+            self._session.check_open()
+        except TransferQueueError:
+            await backend.close()
+            raise
+        return backend
 
     def _renewed(self, backend: Backend, context: BackendContext) -> bool:
         renew = getattr(backend, "renew", None)

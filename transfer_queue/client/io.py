@@ -41,11 +41,17 @@ class IoThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def wait(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    def wait(
+        self,
+        work: Coroutine[Any, Any, T],
+        timeout_s: float | None = None,
+        unwanted: Callable[[asyncio.Task[T]], None] | None = None,
+    ) -> T:
         """Run ``work`` on the loop and block the calling thread for its result.
 
         The work bounds itself; ``timeout_s`` is a second bound in case the loop itself hangs. An interrupt (Ctrl-C)
-        cancels the work. Raises what the work raised, WaitTimeoutError.
+        cancels the work, and ``unwanted`` is called with it, on the loop, once it has ended. Raises what the work
+        raised, WaitTimeoutError.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -57,12 +63,12 @@ class IoThread:
             if not outcome.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 raise WaitTimeoutError(f"no result within {timeout_s:g} s; the I/O thread does not get to run")
         except BaseException:
-            outcome.cancel(self.loop)
+            outcome.cancel(self.loop, unwanted)
             raise
         return outcome.result()  # type: ignore[no-any-return]
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work`` from any event loop; it runs on this one. Cancelling cancels it."""
+    async def run(self, work: Coroutine[Any, Any, T], unwanted: Callable[[asyncio.Task[T]], None] | None = None) -> T:
+        """Await ``work`` from any event loop; it runs on this one. Cancelling cancels it; see ``wait``."""
         caller = asyncio.get_running_loop()
         returns = self._returns.get(caller)
         if returns is None:
@@ -73,7 +79,7 @@ class IoThread:
         try:
             return await future
         except asyncio.CancelledError:
-            outcome.cancel(self.loop)
+            outcome.cancel(self.loop, unwanted)
             raise
 
     async def run_copy(self, function: Callable[[], T]) -> T:
@@ -167,10 +173,12 @@ class _Outcome:
         assert self.task is not None
         return self.task.result()
 
-    def cancel(self, loop: asyncio.AbstractEventLoop) -> None:
+    def cancel(self, loop: asyncio.AbstractEventLoop, unwanted: Callable[[asyncio.Task[Any]], None] | None) -> None:
         def cancel() -> None:
             if self.task is not None:
                 self.task.cancel()
+                if unwanted is not None:
+                    self.task.add_done_callback(unwanted)
 
         loop.call_soon_threadsafe(cancel)
 

@@ -126,7 +126,9 @@ class KvOperations:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
         wanted = _field_names(select_fields)
-        return Operation(self._load(keys, partition_id, wanted), lambda loaded: loaded.decode(form))
+        return Operation(
+            self._load(keys, partition_id, wanted), lambda loaded: loaded.decode(form), drop=LoadedBatch.release
+        )
 
     def get_by_meta(
         self, meta: KVBatchMeta, select_fields: list[str] | str | None, **form: Any

@@ -108,10 +108,12 @@ def _close(*, at_exit: bool) -> None:
         client, _state.client = _state.client, None
         local, _state.local = _state.local, None
         _state.conf = None
-        if client is not None:
-            client.close()
-        if local is not None and _state.local_pid == os.getpid() and (_state.stops_at_exit or not at_exit):
-            local.stop()
+        try:
+            if client is not None:
+                client.close()
+        finally:
+            if local is not None and _state.local_pid == os.getpid() and (_state.stops_at_exit or not at_exit):
+                local.stop()
 
 
 def get_client() -> TransferQueueClient:

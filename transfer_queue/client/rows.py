@@ -156,23 +156,30 @@ class RowOperations:
         self, metadata: BatchMeta, **options: Any
     ) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
         form = form_of(self._options, **options)
-        return Operation(self._load(check_metadata(metadata)), lambda loaded: _assembled(loaded, form))
+        return Operation(
+            self._load(check_metadata(metadata)), lambda loaded: _assembled(loaded, form), drop=_release_all
+        )
 
     async def _load(self, metadata: BatchMeta) -> list[tuple[NDArray[np.int64], LoadedBatch]]:
-        fields = metadata.field_names
-        if not fields:
+        if not metadata.field_names:
             return []
-        loaded = []
-        located = metadata._located
-        for partition, positions in _by_partition(metadata):
-            indexes = _indexes_at(metadata, positions)
-            lookup = Lookup(partition, indexes=indexes, fields=fields, require_ready=True)
-            # Rows and fields may have been changed since: only the very rows that were located, with all the fields.
-            fits = located is not None and located.indexes == indexes
-            fits = fits and located is not None and {*fields} <= {n for at in located.locations for n in at.fields}
-            guess = located if fits else None
-            loaded.append((positions, await self._engine.find(lookup, fields, guess, self._options.request_s)))
+        loaded: list[tuple[NDArray[np.int64], LoadedBatch]] = []
+        try:
+            for partition, positions in _by_partition(metadata):
+                loaded.append((positions, await self._load_rows(metadata, partition, positions)))
+        except BaseException:
+            _release_all(loaded)
+            raise
         return loaded
+
+    async def _load_rows(self, metadata: BatchMeta, partition: str, positions: NDArray[np.int64]) -> LoadedBatch:
+        fields, located = metadata.field_names, metadata._located
+        indexes = _indexes_at(metadata, positions)
+        lookup = Lookup(partition, indexes=indexes, fields=fields, require_ready=True)
+        # Rows and fields may have been changed since: only the very rows that were located, with all the fields.
+        fits = located is not None and located.indexes == indexes
+        fits = fits and located is not None and {*fields} <= {n for at in located.locations for n in at.fields}
+        return await self._engine.find(lookup, fields, located if fits else None, self._options.request_s)
 
     # ------------------------------------------------------------------------------------------------------------ put
 
@@ -325,6 +332,11 @@ def _assembled(loaded: list[tuple[NDArray[np.int64], LoadedBatch]], form: Form) 
     if len(loaded) == 1:
         return loaded[0][1].decode(form)
     return LoadedBatch.decode_together(loaded, form)
+
+
+def _release_all(loaded: list[tuple[NDArray[np.int64], LoadedBatch]]) -> None:
+    for _, part in loaded:
+        part.release()
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:

@@ -98,7 +98,7 @@ class ControllerSession:
         self.start()
         try:
             await self._connection_until(deadline)
-        except TransferQueueError:
+        except (TransferQueueError, asyncio.CancelledError):
             self.close()
             raise
 
@@ -112,17 +112,27 @@ class ControllerSession:
             await self._connection_until(asyncio.get_running_loop().time() + timeout_s)
 
     def close(self) -> None:
+        """Idempotent; requests that wait raise NotInitializedError."""
         self._closed = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
         if self._connection is not None:
             self._connection.close()
+        self._connected.set()
 
     def give_up(self, reason: str) -> None:
         """The controller is gone for good: all requests raise ConnectionLostError with ``reason``."""
         self._gone = reason
         self.close()
-        self._connected.set()
+
+    def check_open(self) -> None:
+        """Raises NotInitializedError once closed, ConnectionLostError once given up, NotAuthorizedError if refused."""
+        if self._refused is not None:
+            raise self._refused
+        if self._gone:
+            raise ConnectionLostError(self._gone)
+        if self._closed:
+            raise NotInitializedError("this client is closed; call transfer_queue.init() to attach again")
 
     def announce(self, unit: int, block: int) -> None:
         """Tell the controller of a block that is about to be stored."""
@@ -138,7 +148,7 @@ class ControllerSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         fetch_until = loop.time() + command.timeout_s if isinstance(command, Fetch) else 0.0
-        request, self._next_request = self._next_request, self._next_request + 1
+        request = self._new_request()
         self._pending[request] = None
         first_writer = 0
         try:
@@ -175,19 +185,18 @@ class ControllerSession:
         """A request with bytes beside it, sent once. Raises as ``request`` does, ConnectionLostError also for a
         connection that breaks meanwhile."""
         connection = await self._connection_until(asyncio.get_running_loop().time() + timeout_s)
-        return await connection.request(message, payload, timeout_s=timeout_s)
+        return await connection.request(message, payload, timeout_s=timeout_s, request_id=self._new_request())
+
+    def _new_request(self) -> int:
+        request, self._next_request = self._next_request, self._next_request + 1
+        return request
 
     # ------------------------------------------------------------------------------------------------------ connecting
 
     async def _connection_until(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
         while self._connection is None or self._connection.closed:
-            if self._refused is not None:
-                raise self._refused
-            if self._gone:
-                raise ConnectionLostError(self._gone)
-            if self._closed:
-                raise NotInitializedError("this client is closed; call transfer_queue.init() to attach again")
+            self.check_open()
             try:
                 await asyncio.wait_for(self._connected.wait(), max(0.0, deadline - loop.time()))
             except (TimeoutError, asyncio.TimeoutError):
@@ -224,7 +233,8 @@ class ControllerSession:
             timeout_s=10.0,
             credentials=self._credentials,
         )
-        if not self._settle(Shard.of(connection.welcome.attributes), address):
+        # Up to Python 3.11 wait_for may lose the cancellation by which ``close`` ends this.
+        if self._closed or not self._settle(Shard.of(connection.welcome.attributes), address):
             connection.close()
             return
         before, self.welcome = self.welcome, connection.welcome

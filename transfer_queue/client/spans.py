@@ -125,7 +125,12 @@ class _Spans:
             span.end()
             return value
 
-        return Operation(work(), finish, operation.nbytes)
+        def drop(result: R) -> None:
+            span.end()
+            if operation.drop is not None:
+                operation.drop(result)
+
+        return Operation(work(), finish, operation.nbytes, drop)
 
 
 class TracedKvOperations(KvOperations):

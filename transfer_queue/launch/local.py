@@ -62,13 +62,13 @@ class LocalStack:
         that cannot be made is a ConfigError before anything is started."""
         began = self._began = time.monotonic()
         self._progress = progress
-        load_sampler(self.plan.controller.sampler)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._choose_folders()
-        if self.plan.tls:
-            self._make_certificates()
         with ExitStack() as undo:
             undo.callback(self.stop)
+            load_sampler(self.plan.controller.sampler)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._choose_folders()
+            if self.plan.tls:
+                self._make_certificates()
             if self.plan.master:
                 endpoints = self._start_master(self.plan.master)
                 self.plan = self.plan.with_backend_settings(endpoints.settings())

@@ -95,7 +95,7 @@ class UnitHost:
                 try:
                     controller = json.loads(stream.readline(_LINE_BYTES))["controller"]
                     answer = {"address": self.join(str(controller))}
-                except (TransferQueueError, ValueError, KeyError, TypeError, OSError) as error:
+                except (TransferQueueError, ValueError, KeyError, TypeError, RecursionError, OSError) as error:
                     answer = {"error": f"{self.name}: {error}"}
                 try:
                     stream.write(json.dumps(answer).encode() + b"\n")

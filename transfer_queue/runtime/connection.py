@@ -101,6 +101,7 @@ class Keepalive:
 class _Pending:
     future: asyncio.Future[tuple[Any, memoryview | None]]
     into: Callable[[int], memoryview] | None
+    late: Callable[[Any], None] | None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -153,12 +154,14 @@ class Connection(asyncio.BufferedProtocol):
         *,
         timeout_s: float,
         into: Callable[[int], memoryview] | None = None,
+        late: Callable[[Any], None] | None = None,
         request_id: int | None = None,
         floor: int = 0,
     ) -> tuple[Any, memoryview | None]:
         """Send a request and wait for (reply, payload).
 
         ``payload`` must stay unchanged until then. ``into(nbytes)`` gives the buffer for the reply's payload.
+        ``late`` gets the reply if the caller has given up before it came.
         ``request_id``: the id of an earlier try of the same request on another connection.
         Raises what the peer raised, InvalidInputError for a message that cannot be sent, ConnectionLostError,
         WaitTimeoutError.
@@ -167,16 +170,22 @@ class Connection(asyncio.BufferedProtocol):
             raise self.lost_error()
         if request_id is None:
             request_id, self._next_id = self._next_id, self._next_id + 1
-        pending = _Pending(self._loop.create_future(), into)
+        envelope = Envelope(Kind.REQUEST, request_id, 0, message, floor)
+        writer = MessageWriter(ENCODER, envelope, payload, DEFAULT_LIMITS.header)
+        pending = _Pending(self._loop.create_future(), into, late)
         self._pending[request_id] = pending
         timer = self._loop.call_later(timeout_s, self._expire, pending.future, type(message).__name__, timeout_s)
         try:
-            envelope = Envelope(Kind.REQUEST, request_id, 0, message, floor)
-            self._enqueue(MessageWriter(ENCODER, envelope, payload, DEFAULT_LIMITS.header))
+            self._enqueue(writer)
             return await pending.future
+        except asyncio.CancelledError:
+            future = pending.future
+            if late is not None and future.done() and not future.cancelled() and future.exception() is None:
+                late(future.result()[0])
+            raise
         finally:
             timer.cancel()
-            if self._pending.pop(request_id, None) is not None:
+            if late is None and self._pending.pop(request_id, None) is not None:
                 self._reader.forget(Kind.REPLY, request_id)
 
     def send(self, message: Any) -> None:
@@ -253,7 +262,8 @@ class Connection(asyncio.BufferedProtocol):
         self._corked = True  # answers to all messages read at once leave together
         try:
             for incoming in self._reader.received(nbytes):
-                self._dispatch(incoming)
+                if not self.closed:  # by what came before it
+                    self._dispatch(incoming)
         except ProtocolError as error:
             self.abort(str(error))
             return
@@ -310,9 +320,12 @@ class Connection(asyncio.BufferedProtocol):
         envelope = incoming.envelope
         if envelope.kind == Kind.REPLY:
             pending = self._pending.pop(envelope.id, None)
-            if pending is None or pending.future.done():
+            if pending is None:
                 return
-            if incoming.refused is not None:
+            if pending.future.done():
+                if pending.late is not None and not isinstance(envelope.body, Failure) and incoming.refused is None:
+                    pending.late(envelope.body)
+            elif incoming.refused is not None:
                 pending.future.set_exception(incoming.refused)
             elif isinstance(envelope.body, Failure):
                 pending.future.set_exception(envelope.body.exception())
@@ -446,6 +459,8 @@ async def connect(
         _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None
+    except UnicodeError:
+        raise ConnectionLostError(f"cannot reach the {what} at {address}: {host} is no name of a host") from None
     except OSError as error:
         if ssl and not isinstance(error, ConnectionRefusedError | socket.gaierror):
             raise ConnectionLostError(explain_tls(error, what, address)) from None

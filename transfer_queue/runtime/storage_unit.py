@@ -176,12 +176,16 @@ class ControllerLink:
         self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
+        self._unreported: list[int] = []
+        """Orphans since the latest inventory."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report_orphans(self, blocks: list[int]) -> None:
-        """Not connected: the inventory of the next registration tells the controller."""
+        """Not connected: the inventory of the next registration tells the controller, or the list behind it does."""
         own = self._own(blocks)
-        if self._connection is not None and own:
+        if self._connection is None:
+            self._unreported += own
+        elif own:
             self._connection.send(ReportOrphans(pack_blocks(own)))
 
     def _own(self, blocks: list[int]) -> list[int]:
@@ -225,6 +229,7 @@ class ControllerLink:
         connection = await self._connect()
         try:
             stats = self._store.stats()
+            self._unreported.clear()
             held = self._own(await self._store.inventory())
             ahead = len(held) // _LISTED * _LISTED
             _list_blocks(connection, held[:ahead])
@@ -241,18 +246,20 @@ class ControllerLink:
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
             if join.incarnation != self._incarnation:
                 raise ConnectionLostError("what this unit held was lost while it registered")
+            self._connection = connection
+            self.connected = True
+            if isinstance(self._store, GuardedStore):
+                self._store.tickets = Tickets(joined.ticket_key)
+            self._store.registered(joined.unit, joined.run)
+            await self._store.free(unpack_blocks(joined.unknown))
+            if self._joined_before or held:  # writers went on meanwhile
+                listed, now = set(held), self._own(await self._store.inventory())
+                _list_blocks(connection, [block for block in now if block not in listed])
+            orphans, self._unreported = self._unreported, []
+            self.report_orphans(orphans)
         except (TransferQueueError, asyncio.CancelledError):
             connection.close()
             raise
-        self._connection = connection
-        self.connected = True
-        if isinstance(self._store, GuardedStore):
-            self._store.tickets = Tickets(joined.ticket_key)
-        self._store.registered(joined.unit, joined.run)
-        await self._store.free(unpack_blocks(joined.unknown))
-        if self._joined_before or held:  # writers went on meanwhile
-            listed, now = set(held), self._own(await self._store.inventory())
-            _list_blocks(connection, [block for block in now if block not in listed])
         self._joined_before = True
 
     async def _connect(self) -> Connection:
@@ -290,9 +297,16 @@ class ControllerLink:
 
     def on_notice(self, connection: Connection, body: Any) -> None:
         if isinstance(body, FreeBlocks):
-            task = asyncio.get_running_loop().create_task(self._store.free(unpack_blocks(body.blocks)))
+            task = asyncio.get_running_loop().create_task(self._free(connection, unpack_blocks(body.blocks)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _free(self, connection: Connection, blocks: list[int]) -> None:
+        try:
+            await self._store.free(blocks)
+        except TransferQueueError as error:
+            log.warning("%d blocks were not freed: %s; registering again, to be told once more", len(blocks), error)
+            connection.close()
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         raise RequestError("a storage unit takes no payload from the controller")
@@ -372,13 +386,17 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         log.warning,
         lost=lambda: links.start_over(),
     )
+    if config.security.policy_file is not None and config.shards:
+        raise ConfigError(f"security.policyFile: {NO_POLICY}")
+    keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     store = await open_store(config.backend.kind, context)
     if config.security.policy_file is not None:
-        if config.shards:
-            raise ConfigError(f"security.policyFile: {NO_POLICY}")
         store = cast("UnitStore", GuardedStore(store, lambda: links.connected))
-    keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
-    links = ControllerLinks(config, store, keepalive)
+    try:
+        links = ControllerLinks(config, store, keepalive)
+    except ConfigError:
+        await store.close()
+        raise
     server = BlockServer(cast("ClientServing", store), keepalive, links) if hasattr(store, "serve") else None
     status = StatusServer(
         unit_registry(config.name, store.stats, lambda: links.connected, server),

@@ -151,11 +151,13 @@ class Channel(Protocol):
         *,
         timeout_s: float,
         into: Callable[[int], memoryview] | None = None,
+        late: Callable[[Any], None] | None = None,
     ) -> tuple[Any, memoryview | None]:
         """Send a message of :mod:`transfer_queue.wire.messages` and wait for (reply, payload).
 
         ``payload`` buffers are sent without joining them and must stay unchanged until the reply. ``into(nbytes)``
-        gives the buffer that the reply's payload is received into; default: a fresh one.
+        gives the buffer that the reply's payload is received into; default: a fresh one. ``late`` gets a reply that
+        comes after the caller has given up, to undo what was done for it.
         Raises what the server raised, ConnectionLostError, WaitTimeoutError.
         """
 

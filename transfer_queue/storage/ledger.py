@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError
 from transfer_queue.storage.base import Peer, UnitStats
@@ -32,7 +33,10 @@ class Ledger:
         self._name = name
         self._capacity = capacity
         self._used = 0
+        self._peers: set[Peer] = set()
         self._writers: dict[int, int] = {}
+        self._awaited: set[int] = set()
+        """Blocks that wait for space, as long as their writer wants them."""
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
@@ -40,10 +44,12 @@ class Ledger:
         return UnitStats(self._capacity, self._used, len(self.entries))
 
     def connected(self, peer: Peer) -> None:
+        self._peers.add(peer)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
 
     def disconnected(self, peer: Peer) -> tuple[list[int], list[int]]:
         """(blocks that this connection was writing, blocks that may lack a commit if it was its writer's last)."""
+        self._peers.discard(peer)
         unsealed = [number for number, each in self.entries.items() if each.writer is peer and not each.sealed]
         self._writers[peer.writer] -= 1
         if self._writers[peer.writer]:
@@ -54,29 +60,39 @@ class Ledger:
     def is_connected(self, writer: int) -> bool:
         return writer in self._writers
 
-    async def alloc(self, peer: Peer, message: Alloc) -> None:
+    def alloc(self, peer: Peer, message: Alloc) -> Coroutine[Any, Any, None]:
         """Set space aside. Raises CapacityError after ``message.wait_s`` seconds without it, RequestError."""
-        if message.block in self.entries or message.block >> 32 != peer.writer:
-            raise RequestError(f"block {message.block:#x} exists already, or belongs to another writer")
-        capacity, problem = self._capacity, f"no capacity for {message.nbytes} bytes on {self._name}"
-        if message.nbytes > capacity:
-            raise CapacityError(f"{problem}: it has {capacity}; put smaller batches")
+        self._awaited.add(message.block)
+        return self._alloc(peer, message)
+
+    async def _alloc(self, peer: Peer, message: Alloc) -> None:
         deadline = asyncio.get_running_loop().time() + message.wait_s
-        async with self._turn:  # first come, first served: small blocks may not starve a large one
-            while self._used + message.nbytes > capacity:
-                left = deadline - asyncio.get_running_loop().time()
-                self._freed.clear()
-                try:
-                    await asyncio.wait_for(self._freed.wait(), max(0.0, left))
-                except (TimeoutError, asyncio.TimeoutError):
-                    raise CapacityError(
-                        f"{problem}: {self._used} of {capacity} are used and none became free within "
-                        f"{message.wait_s:g} s; clear consumed rows or add storage"
-                    ) from None
-            if message.block in self.entries or peer.writer not in self._writers:
-                raise RequestError(f"block {message.block:#x} exists already, or its writer is gone")
-            self.entries[message.block] = Entry(message.nbytes, peer)
-            self._used += message.nbytes
+        problem = f"no capacity for {message.nbytes} bytes on {self._name}"
+        try:
+            if message.block in self.entries or message.block >> 32 != peer.writer:
+                raise RequestError(f"block {message.block:#x} exists already, or belongs to another writer")
+            if message.nbytes > self._capacity:
+                raise CapacityError(f"{problem}: it has {self._capacity}; put smaller batches")
+            async with self._turn:  # first come, first served: small blocks may not starve a large one
+                await self._room(message, deadline, problem)
+                if message.block in self.entries or peer not in self._peers or message.block not in self._awaited:
+                    raise RequestError(f"block {message.block:#x} exists already, was given up, or its writer is gone")
+                self.entries[message.block] = Entry(message.nbytes, peer)
+                self._used += message.nbytes
+        finally:
+            self._awaited.discard(message.block)
+
+    async def _room(self, message: Alloc, deadline: float, problem: str) -> None:
+        while self._used + message.nbytes > self._capacity:
+            left = deadline - asyncio.get_running_loop().time()
+            self._freed.clear()
+            try:
+                await asyncio.wait_for(self._freed.wait(), max(0.0, left))
+            except (TimeoutError, asyncio.TimeoutError):
+                raise CapacityError(
+                    f"{problem}: {self._used} of {self._capacity} are used and none became free within "
+                    f"{message.wait_s:g} s; clear consumed rows or add storage"
+                ) from None
 
     def seal(self, peer: Peer, block: int, note: bytes = b"") -> None:
         """The block is stored. Raises StorageKeyNotFoundError for one that is not being written by ``peer``."""
@@ -86,8 +102,11 @@ class Ledger:
         entry.sealed, entry.note = True, note
 
     def remove(self, blocks: Iterable[int]) -> dict[int, Entry]:
-        """Forget blocks; unknown ones are ignored. Their space is in use until ``recycle``."""
-        return {number: self.entries.pop(number) for number in blocks if number in self.entries}
+        """Forget blocks, also those that wait for space; unknown ones are ignored. Their space is in use until
+        ``recycle``."""
+        numbers = list(blocks)
+        self._awaited.difference_update(numbers)
+        return {number: self.entries.pop(number) for number in numbers if number in self.entries}
 
     def recycle(self, removed: dict[int, Entry]) -> None:
         self._used -= sum(entry.nbytes for entry in removed.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -186,3 +188,27 @@ def test_a_full_disk_is_an_error_and_what_comes_when_there_is_room_again_is_whol
     again = opened(path)
     assert again.blocks == {1: Place(4096, 60, True), 3: Place(4096 + 64, 60, True, "team-a/")}
     again.close()
+
+
+def test_a_log_that_is_written_anew_while_it_is_synced_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = BlockIndex(tmp_path / "u.index", 1 << 20, "0" * 16, print)
+    index.sealed(1, 0, 64)
+    real = os.fdatasync
+
+    def sync(file: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", real)
+        index._rewrite()
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    index.sync()
+
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="the disk does not answer"):
+        index.sync()
+    index.close()

@@ -27,6 +27,7 @@ _THREAD_BYTES = 512 << 10
 _ANSWER_S = 30.0
 _SLOWEST_BYTES_PER_S = 10e6
 """A transfer may take as long as this rate needs; a dead peer is noticed by heartbeat much earlier."""
+_CLOSED = "this client of the storage units is closed"
 
 
 class _Mapping:
@@ -35,11 +36,14 @@ class _Mapping:
     def __init__(self, attributes: dict[str, Any]) -> None:
         """Raises OSError if the file is not there, ValueError if it is not the unit's own."""
         descriptor = os.open(attributes["path"], os.O_RDWR | os.O_CLOEXEC)
-        take_lock(descriptor, attributes["lock"])
-        mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
-        if mapped is None:
+        try:
+            take_lock(descriptor, attributes["lock"])
+            mapped = attach_arena(attributes["path"], attributes["size"], attributes["nonce"])
+            if mapped is None:
+                raise ValueError("another file of the same name")
+        except BaseException:
             os.close(descriptor)
-            raise ValueError("another file of the same name")
+            raise
         self._map = mapped
         # Views that users hold keep the map, and with it the lock that protects what they look at.
         self._lock = weakref.finalize(mapped, os.close, descriptor)
@@ -122,11 +126,11 @@ class MemoryBackend:
         nbytes = block.nbytes
         scope = self._context.scopes.get(block_id, "")
         timeout_s = wait_s + _ANSWER_S + nbytes / _SLOWEST_BYTES_PER_S
-        if nbytes <= INLINE_BYTES:
-            await link.channel.request(Put(block_id, wait_s, scope), block.segments(), timeout_s=timeout_s)
-            return nbytes
         allocated = False
         try:
+            if nbytes <= INLINE_BYTES:
+                await link.channel.request(Put(block_id, wait_s, scope), block.segments(), timeout_s=timeout_s)
+                return nbytes
             extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s, scope), timeout_s=timeout_s)
             allocated = True
             if link.mapping is None:
@@ -169,18 +173,21 @@ class MemoryBackend:
         self, reads: Sequence[BlockRead], positions: list[int], fetched: _Fetched, timeout_s: float
     ) -> None:
         link = await self._link(reads[positions[0]].unit)
+        channel = link.channel
         if link.mapping is not None:
-            opened, payload = await link.channel.request(
-                Open([reads[position].block for position in positions]), timeout_s=timeout_s
+            opened, payload = await channel.request(
+                Open([reads[position].block for position in positions]),
+                timeout_s=timeout_s,
+                late=lambda opened: channel.send(Release(opened.lease)),
             )
             if opened.lease:
-                fetched.add_lease(link.channel, opened.lease)
+                fetched.add_lease(channel, opened.lease)
             inline = None if opened.lease else payload
             for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
                 memory = inline[offset : offset + nbytes] if inline is not None else link.mapping.view(offset, nbytes)
                 fetched.blocks[position] = FetchedBlock(BlockView(memory), reads[position].rows)
             return
-        reply, payload = await link.channel.request(
+        reply, payload = await channel.request(
             Read([_part(reads[position]) for position in positions]), timeout_s=timeout_s
         )
         offset = 0
@@ -215,7 +222,7 @@ class MemoryBackend:
 
     async def _link(self, unit: UnitInfo) -> _Link:
         if self._closed:
-            raise ConnectionLostError("this client of the storage units is closed")
+            raise ConnectionLostError(_CLOSED)
         link = self._links.get(unit.unit)
         if link is not None and not link.channel.closed:
             return link
@@ -224,6 +231,9 @@ class MemoryBackend:
             if link is None or link.channel.closed:
                 self._closing = [old for old in [*self._closing, *([link] if link else [])] if not old.close()]
                 link = _Link(await self._context.connect(unit.address))
+                if self._closed:  # meanwhile
+                    link.close()
+                    raise ConnectionLostError(_CLOSED)
                 if not self._use_shared_memory and link.mapping is not None:
                     link.mapping.close()
                     link.mapping = None

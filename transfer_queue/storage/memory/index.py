@@ -175,7 +175,12 @@ class BlockIndex:
 
     def sync(self) -> None:
         """Return once all that was written is on the disk. Raises OSError. May run in another thread."""
-        os.fdatasync(self._file)
+        file = self._file
+        try:
+            os.fdatasync(file)
+        except OSError:
+            if file == self._file:
+                raise  # else the log was written anew meanwhile, and is on the disk
 
     def close(self) -> None:
         """Idempotent."""

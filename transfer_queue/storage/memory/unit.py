@@ -82,6 +82,8 @@ class MemoryStore:
         self._peers: dict[Peer, _PeerState] = {}
         self._writers: dict[int, int] = {}
         self._waiters: deque[_Waiter] = deque()
+        self._awaited: set[int] = set()
+        """Blocks that wait for space, as long as their writer wants them."""
         self._ghosts: list[_PeerState] = []
         self._ghost_timer: asyncio.TimerHandle | None = None
         self._next_lock = 1
@@ -203,8 +205,8 @@ class MemoryStore:
 
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort):
-            block = self._blocks.get(message.block)
-            if block is not None and message.block >> 32 == peer.writer:
+            if message.block >> 32 == peer.writer:
+                self._awaited.discard(message.block)
                 self._drop(message.block)
                 self._serve_waiters()
         elif isinstance(message, wire.Release):
@@ -221,11 +223,12 @@ class MemoryStore:
         self._check_new(peer, message.block)
         offset = self._try_allocate(len(payload))
         if offset is None:
+            self._awaited.add(message.block)
             return self._put_later(peer, message, payload)
         return self._store(peer, message, payload, offset)
 
     async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
-        offset = await self._wait_for_space(peer, len(payload), message.wait_s)
+        offset = await self._space_for(peer, message.block, len(payload), message.wait_s)
         answer = self._store(peer, message, payload, offset)
         return answer if isinstance(answer, Served) else await answer
 
@@ -240,11 +243,12 @@ class MemoryStore:
         self._check_new(peer, message.block)
         offset = self._try_allocate(message.nbytes)
         if offset is None:
+            self._awaited.add(message.block)
             return self._alloc_later(peer, message)
         return self._reserve(peer, message, offset)
 
     async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
-        offset = await self._wait_for_space(peer, message.nbytes, message.wait_s)
+        offset = await self._space_for(peer, message.block, message.nbytes, message.wait_s)
         return self._reserve(peer, message, offset)
 
     def _reserve(self, peer: Peer, message: wire.Alloc, offset: int) -> Served:
@@ -279,7 +283,7 @@ class MemoryStore:
     def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
         state = self._peers.get(peer)
         if state is None or number in self._blocks:  # after a wait: the writer is gone, or asked twice
-            self._extents.free(offset)
+            self._return(offset)
             raise RequestError(f"block {number:#x} exists already, or its writer is gone")
         block = self._blocks[number] = _Block(offset, nbytes, peer)
         self._by_writer.setdefault(number >> 32, set()).add(number)
@@ -383,6 +387,21 @@ class MemoryStore:
         """Space now, unless others have been waiting for longer."""
         return self._extents.allocate(nbytes) if not self._waiters else None
 
+    async def _space_for(self, peer: Peer, number: int, nbytes: int, wait_s: float) -> int:
+        try:
+            offset = await self._wait_for_space(peer, nbytes, wait_s)
+            if number not in self._awaited:
+                self._return(offset)
+                raise RequestError(f"block {number:#x} was given up while it waited for space")
+            return offset
+        finally:
+            self._awaited.discard(number)
+
+    def _return(self, offset: int) -> None:
+        """Give back space that came too late."""
+        self._extents.free(offset)
+        self._serve_waiters()
+
     async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float) -> int:
         problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
         if nbytes > self._extents.capacity:
@@ -396,17 +415,18 @@ class MemoryStore:
         waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            return await asyncio.wait_for(waiter.future, wait_s)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise CapacityError(
-                f"{problem}: {self._usage()}, and too little was cleared within {wait_s:g} s; clear consumed rows or "
-                "add storage"
-            ) from None
+            await asyncio.wait([waiter.future], timeout=wait_s)  # wait_for would lose space that comes with the timeout
         finally:
             state.waiting -= 1
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 self._serve_waiters()
+        if waiter.future.done():
+            return waiter.future.result()
+        raise CapacityError(
+            f"{problem}: {self._usage()}, and too little was cleared within {wait_s:g} s; clear consumed rows or "
+            "add storage"
+        )
 
     def _usage(self) -> str:
         stats = self._extents.stats()

@@ -157,7 +157,8 @@ class MooncakeStore:
 
     async def _free_pending(self, run: str) -> None:
         blocks, self._unfreed = list(self._unfreed), {}
-        self._unfreed.update(dict.fromkeys(await self._do(lambda: self._store.remove_blocks(run, blocks))))
+        left = await self._do(lambda: self._store.remove_blocks(run, blocks))
+        self._unfreed.update(dict.fromkeys(left))  # another one by now, if two of these overlap
 
     async def _sample(self, run: str, *, count_blocks: bool) -> None:
         try:

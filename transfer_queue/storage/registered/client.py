@@ -268,18 +268,31 @@ class RegisteredBackend:
         await self._manager.close()
 
     async def _channel(self, unit: UnitInfo) -> Channel:
-        if self._closed:
-            raise ConnectionLostError("this client of the storage units is closed")
+        self._check_open()
         channel = self._channels.get(unit.unit)
         if channel is None or channel.closed:
             async with self._opening:
                 channel = self._channels.get(unit.unit)
-                if channel is None or channel.closed:
-                    channel = self._channels[unit.unit] = await self._context.connect(unit.address)
-                    task = asyncio.get_running_loop().create_task(self._sweep(channel))
-                    self._sweeps.add(task)
-                    task.add_done_callback(self._sweeps.discard)
+                while channel is None or channel.closed:
+                    channel = await self._connect(unit)
         return channel
+
+    async def _connect(self, unit: UnitInfo) -> Channel:
+        context = self._context
+        channel = await context.connect(unit.address)
+        if self._closed or context is not self._context:  # meanwhile
+            channel.close()
+            self._check_open()
+            return channel
+        self._channels[unit.unit] = channel
+        task = asyncio.get_running_loop().create_task(self._sweep(channel))
+        self._sweeps.add(task)
+        task.add_done_callback(self._sweeps.discard)
+        return channel
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLostError("this client of the storage units is closed")
 
     # ------------------------------------------------------------------------------------------------- dead blocks
 

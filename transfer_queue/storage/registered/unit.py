@@ -76,7 +76,7 @@ class RegisteredStore:
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Alloc):
-            return self._alloc(peer, message)
+            return _granted(self._ledger.alloc(peer, message))
         if isinstance(message, wire.Fill):
             self._ledger.seal(peer, message.block, bytes(payload or b""))
             return Served(wire.Stored(self.stats()))
@@ -93,10 +93,6 @@ class RegisteredStore:
         if isinstance(message, wire.Abort) and message.block >> 32 == peer.writer:
             self._bury([message.block])
 
-    async def _alloc(self, peer: Peer, message: wire.Alloc) -> Served:
-        await self._ledger.alloc(peer, message)
-        return Served(wire.Extent(0))
-
     def _note(self, block: int) -> bytes:
         entry = self._ledger.entries.get(block)
         if entry is None or not entry.sealed:
@@ -109,7 +105,8 @@ class RegisteredStore:
         removed = self._ledger.remove(blocks)
         self._ledger.recycle(removed)
         self._dead.update((number, entry.note) for number, entry in removed.items())
-        self._changed.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _sweep(self, peer: Peer, message: wire.Sweep) -> Served:
         for number in np.frombuffer(message.removed, "<i8").tolist():
@@ -117,7 +114,6 @@ class RegisteredStore:
                 del self._asked[number], self._dead[number]
         deadline = asyncio.get_running_loop().time() + message.wait_s
         while not (blocks := self._for(peer)):
-            self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), deadline - asyncio.get_running_loop().time())
             except (TimeoutError, asyncio.TimeoutError):
@@ -136,6 +132,11 @@ class RegisteredStore:
             and (number >> 32 == peer.writer or not self._ledger.is_connected(number >> 32))
         )
         return [number for number, _ in zip(mine, range(_AT_ONCE), strict=False)]
+
+
+async def _granted(work: Coroutine[Any, Any, None]) -> Served:
+    await work
+    return Served(wire.Extent(0))
 
 
 async def open_store(context: StoreContext) -> RegisteredStore:

@@ -120,7 +120,11 @@ class YuanrongBackend:
             async with self._opening:
                 channel = self._channels.get(unit.unit)
                 if channel is None or channel.closed:
-                    channel = self._channels[unit.unit] = await self._context.connect(unit.address)
+                    channel = await self._context.connect(unit.address)
+                    if self._closed:  # meanwhile
+                        channel.close()
+                        self._check_open()
+                    self._channels[unit.unit] = channel
         return channel
 
     async def _worker(self, unit: UnitInfo) -> Worker:

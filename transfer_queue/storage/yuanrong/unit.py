@@ -96,7 +96,7 @@ class YuanrongStore:
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Alloc):
-            return self._alloc(peer, message)
+            return _granted(self._ledger.alloc(peer, message))
         if isinstance(message, wire.Seal):
             self._ledger.seal(peer, message.block)
             return Served(wire.Stored(self.stats()))
@@ -107,10 +107,6 @@ class YuanrongStore:
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort) and message.block >> 32 == peer.writer:
             self._delete_soon([message.block])
-
-    async def _alloc(self, peer: Peer, message: wire.Alloc) -> Served:
-        await self._ledger.alloc(peer, message)
-        return Served(wire.Extent(0))
 
     # ----------------------------------------------------------------------------------------------------- deleting
 
@@ -169,6 +165,11 @@ class YuanrongStore:
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, job)
+
+
+async def _granted(work: Coroutine[Any, Any, None]) -> Served:
+    await work
+    return Served(wire.Extent(0))
 
 
 async def open_store(context: StoreContext) -> YuanrongStore:

@@ -1,0 +1,176 @@
+"""What a client does with blocks and backends when puts are given up, or the client is closed, under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from transfer_queue.client import engine as engine_module
+from transfer_queue.client.engine import Engine
+from transfer_queue.control.commands import Commit
+from transfer_queue.errors import CapacityError, NotInitializedError
+from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.storage.base import Capabilities, UnitInfo
+from transfer_queue.storage.conformance.blocks import block_of_bytes
+from transfer_queue.wire.messages import ControllerRequest, Envelope, Hello, Welcome
+
+DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
+UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
+
+
+class Controller:
+    """Welcomes, and leaves commits to the test."""
+
+    def __init__(self, units: list[UnitInfo]) -> None:
+        self.units = units
+        self.commits: list[tuple[Connection, int]] = []
+        self.lost = 0
+
+    def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
+        if isinstance(body, Hello):
+            connection.reply(request, Welcome("controller", run="r", writer=1, backend="test", units=self.units))
+        else:
+            self.commits.append((connection, request))
+
+    def on_notice(self, *_: Any) -> None: ...
+    def receive_buffer(self, *_: Any) -> None: ...
+
+    def on_lost(self, *_: Any) -> None:
+        self.lost += 1
+
+
+class Backend:
+    name = "test"
+    capabilities = Capabilities(tracks_writers=True)
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.stored: set[int] = set()
+        self.closed = False
+
+    async def put(self, block: Any, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        self.stored.add(block_id)
+        return int(block.nbytes)
+
+    async def discard(self, block_id: int, unit: UnitInfo) -> None:
+        self.stored.discard(block_id)
+
+    async def close(self) -> None:
+        self.closed = True
+        if self.failure is not None:
+            raise self.failure
+
+
+@asynccontextmanager
+async def attached(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, open_backend: Callable[[], Coroutine[Any, Any, Backend]]
+) -> AsyncIterator[Engine]:
+    monkeypatch.setattr(engine_module, "open_backend", lambda kind, context: open_backend())
+    keepalive = Keepalive(60.0, 60.0)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(cast(Any, controller), DECODER, keepalive), "127.0.0.1", 0
+    )
+    engine = Engine([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"], "c", cast(Any, None))
+    await engine.open(10.0)
+    try:
+        yield engine
+    finally:
+        with suppress(RuntimeError):
+            await engine.close()
+        server.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+def put(engine: Engine) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(engine.put(block_of_bytes(1000), Commit("p", append=64), timeout_s=60.0))
+
+
+async def test_blocks_whose_commit_is_refused_after_its_put_was_given_up_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, backend = Controller([UNIT]), Backend()
+
+    async def opened() -> Backend:
+        return backend
+
+    async with attached(controller, monkeypatch, opened) as engine:
+        putting = put(engine)
+        await until(lambda: bool(controller.commits))
+        putting.cancel()
+        with suppress(asyncio.CancelledError):
+            await putting
+        connection, request = controller.commits[0]
+        connection.fail(request, CapacityError("the sample budget is used up"))
+        await until(lambda: not backend.stored)
+
+
+async def test_a_put_whose_client_is_closed_during_its_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Controller([UNIT])
+
+    async def opened() -> Backend:
+        return Backend()
+
+    async with attached(controller, monkeypatch, opened) as engine:
+        putting = put(engine)
+        await until(lambda: bool(controller.commits))
+        await engine.close()
+        with pytest.raises(NotInitializedError, match="is closed"):
+            await putting
+
+
+async def test_a_put_whose_client_is_closed_while_there_are_no_units_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened() -> Backend:
+        return Backend()
+
+    async with attached(Controller([]), monkeypatch, opened) as engine:
+        putting = put(engine)
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(NotInitializedError, match="is closed"):
+            await asyncio.wait_for(putting, 5.0)
+
+
+async def test_a_backend_that_opens_while_the_client_is_closed_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, opening, go_on = Backend(), asyncio.Event(), asyncio.Event()
+
+    async def opened() -> Backend:
+        opening.set()
+        await go_on.wait()
+        return backend
+
+    async with attached(Controller([UNIT]), monkeypatch, opened) as engine:
+        putting = put(engine)
+        await opening.wait()
+        await engine.close()
+        go_on.set()
+        with pytest.raises(NotInitializedError, match="is closed"):
+            await putting
+        assert backend.closed
+
+
+async def test_a_backend_that_cannot_be_closed_does_not_keep_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Controller([UNIT])
+
+    async def opened() -> Backend:
+        return Backend(RuntimeError("of a user's manager"))
+
+    async with attached(controller, monkeypatch, opened) as engine:
+        putting = put(engine)
+        await until(lambda: bool(controller.commits))
+        with pytest.raises(RuntimeError, match="of a user's manager"):
+            await engine.close()
+        await until(lambda: controller.lost == 1)
+        with suppress(NotInitializedError):
+            await putting

@@ -1,0 +1,21 @@
+"""Whoever reaches the port of a unit that waits for its controller."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from transfer_queue.config.server_info import JOIN_PORT_NAME
+from transfer_queue.launch.unit_host import UnitHost
+
+
+def test_a_line_that_cannot_be_read_ends_nothing() -> None:
+    host = UnitHost("u", "127.0.0.1")
+    try:
+        for line in (b"[" * 4000, b"{}"):
+            with socket.create_connection(("127.0.0.1", host.get_zmq_server_info().ports[JOIN_PORT_NAME])) as peer:
+                peer.settimeout(10.0)
+                peer.sendall(line + b"\n")
+                assert "error" in json.loads(peer.makefile().readline())
+    finally:
+        host.shutdown()

@@ -1,0 +1,63 @@
+"""Connections that end: over what a peer says, and because there is no such peer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.wire.messages import Announce, ControllerRequest, Envelope, Hello
+
+DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
+
+
+class Strict:
+    """Closes a connection with its first notice."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.ended = asyncio.Event()
+
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        self.events.append(type(body).__name__)
+        connection.abort("no more of these")
+
+    def on_lost(self, connection: Connection) -> None:
+        self.events.append("lost")
+        self.ended.set()
+
+    def on_request(self, *_: Any) -> None: ...
+    def receive_buffer(self, *_: Any) -> None: ...
+
+
+async def test_a_closed_connection_passes_on_nothing() -> None:
+    strict, keepalive = Strict(), Keepalive(60.0, 60.0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(strict, DECODER, keepalive), "127.0.0.1", 0)
+    _, client = await loop.create_connection(
+        lambda: Connection(Strict(), DECODER, keepalive), *server.sockets[0].getsockname()
+    )
+    for block in range(3):
+        client.send(Announce(1, block))
+    await strict.ended.wait()
+    await asyncio.sleep(0)
+    assert strict.events == ["Announce", "lost"]
+    client.close()
+    server.close()
+
+
+async def test_what_cannot_be_the_name_of_a_host_cannot_be_reached() -> None:
+    with pytest.raises(ConnectionLostError, match=r"a\.\.b is no name of a host"):
+        await connect(
+            "a..b:1",
+            Hello("client", "c"),
+            Strict(),
+            DECODER,
+            Keepalive(60.0, 60.0),
+            what="controller",
+            timeout_s=5.0,
+        )

@@ -1,0 +1,133 @@
+"""Backends beside the memory one, where the moments of two things meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.storage.base import BackendContext, StoreContext, UnitInfo
+from transfer_queue.storage.mooncake.settings import parse_settings
+from transfer_queue.storage.mooncake.unit import MooncakeStore
+from transfer_queue.storage.registered.client import RegisteredBackend
+from transfer_queue.storage.registered.unit import RegisteredStore
+from transfer_queue.storage.yuanrong.client import YuanrongBackend
+from transfer_queue.wire import messages as wire
+
+UNIT = UnitInfo(1, "u", "127.0.0.1:1", 1 << 20)
+BLOCK = 7 << 32
+
+
+class Peer:
+    client_id = "c"
+
+    def __init__(self, writer: int) -> None:
+        self.writer = writer
+
+
+class Channel:
+    def __init__(self, writer: int) -> None:
+        self.writer = writer
+        self.closed = False
+        self.sweeping = asyncio.get_running_loop().create_future()
+
+    async def request(self, *_: Any, **__: Any) -> Any:
+        return await self.sweeping
+
+    def close(self) -> None:
+        self.closed = True
+        if not self.sweeping.done():
+            self.sweeping.set_exception(ConnectionLostError("closed"))
+            self.sweeping.exception()
+
+
+class Connecting:
+    """Connections of clients that are made when ``go_on`` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.channels: list[Channel] = []
+
+    def context(self, writer: int) -> BackendContext:
+        async def connect(address: str) -> Any:
+            await self.go_on.wait()
+            self.channels.append(Channel(writer))
+            return self.channels[-1]
+
+        return BackendContext("c", writer, "r", {}, connect, cast(Callable[..., Awaitable[Any]], None))
+
+
+class Manager:
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda context: RegisteredBackend(context, cast(Any, Manager())),
+        lambda context: YuanrongBackend(context, cast(Any, None)),
+    ],
+    ids=["registered", "yuanrong"],
+)
+async def test_a_backend_that_is_closed_while_it_connects_keeps_no_connection(made: Callable[..., Any]) -> None:
+    connecting = Connecting()
+    backend = made(connecting.context(7))
+    waiting = asyncio.ensure_future(backend._channel(UNIT))
+    await asyncio.sleep(0)
+    await backend.close()
+    connecting.go_on.set()
+    with pytest.raises(ConnectionLostError, match="is closed"):
+        await waiting
+    assert [channel.closed for channel in connecting.channels] == [True]
+
+
+async def test_a_backend_that_is_renewed_while_it_connects_does_not_use_the_connection_of_the_old_writer() -> None:
+    connecting = Connecting()
+    backend = RegisteredBackend(connecting.context(7), cast(Any, Manager()))
+    waiting = asyncio.ensure_future(backend._channel(UNIT))
+    await asyncio.sleep(0)
+    assert backend.renew(connecting.context(8))
+    connecting.go_on.set()
+    assert cast(Any, await waiting).writer == 8
+    assert [(channel.writer, channel.closed) for channel in connecting.channels] == [(7, True), (8, False)]
+    connecting.channels[1].close()
+    await backend.close()
+
+
+async def test_a_dead_block_wakes_its_writer_whatever_others_ask_at_that_moment() -> None:
+    store = RegisteredStore(StoreContext("u", 1 << 20, {}, ""))
+    writer, other = Peer(7), Peer(8)
+    for peer in (writer, other):
+        store.connected(peer)
+    await cast(Any, store.serve(writer, wire.Alloc(BLOCK, 10), None))
+    store.serve(writer, wire.Fill(BLOCK), None)
+    asked = asyncio.ensure_future(cast(Any, store.serve(writer, wire.Sweep(b"", 60.0), None)))
+    freed = asyncio.ensure_future(store.free([BLOCK]))
+    others = asyncio.ensure_future(cast(Any, store.serve(other, wire.Sweep(b"", 60.0), None)))
+    swept = await asyncio.wait_for(asked, 5.0)
+    assert len(swept.reply.blocks) == 8
+    await freed
+    others.cancel()
+
+
+async def test_mooncake_blocks_that_cannot_be_removed_now_are_tried_again_though_others_are_freed_meanwhile() -> None:
+    tried: list[list[int]] = []
+
+    class Store:
+        def remove_blocks(self, run: str, blocks: Sequence[int]) -> list[int]:
+            tried.append(list(blocks))
+            return [block for block in blocks if block == 1]
+
+        def close(self) -> None: ...
+
+    settings = parse_settings({"metadataServer": "P2PHANDSHAKE", "masterServerAddress": "127.0.0.1:1"})
+    store = MooncakeStore(StoreContext("u", 1 << 20, {}, ""), settings)
+    store._store = cast(Any, Store())
+    store.registered(1, "r")
+    await asyncio.gather(store.free([1]), store.free([2]))
+    await store.free([3])
+    assert tried == [[1], [2], [1, 3]]
+    await store.close()
