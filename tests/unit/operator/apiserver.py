@@ -93,6 +93,10 @@ class MemoryCluster(Cluster):
 def _chosen(item: dict[str, Any], selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
     for term in (selector or "").split(","):
+        if term.startswith("!"):
+            if term[1:] in labels:
+                return False
+            continue
         key, separator, value = term.partition("=")
         if key and (key not in labels or (separator and labels[key] != value)):
             return False
