@@ -24,7 +24,7 @@ from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
 from tq_operator.plan.rdma import Transport, choose_transport
-from tq_operator.plan.status import Observation, master_problem, queue_status, refused_status
+from tq_operator.plan.status import Observation, known_use, master_problem, queue_status, refused_status
 from tq_operator.plan.step import Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.cluster import Cluster, ClusterError
@@ -229,7 +229,8 @@ class Reconciler:
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
             return True
         seen, queue = self._observe(queue, previous)
-        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous), seen.used)
+        holds_rows = known_use(queue, seen, previous) not in (None, "0")
+        step = next_step(queue, self._images, seen.children, holds_rows, seen.used)
         if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
             queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
         if step.held:
@@ -346,15 +347,6 @@ def _key(document: Manifest) -> Key:
 def _is_ready(document: Manifest) -> bool:
     conditions = document.get("status", {}).get("conditions", [])
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
-
-
-def _holds_rows(queue: Queue, seen: Observation, previous: dict[str, Any]) -> bool:
-    """Whether rows would be lost with the memory of the parts. Without a ready controller nobody can find any."""
-    if seen.used is not None:
-        return seen.used > 0
-    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
-    known = previous.get("storage", {}).get("used", "0")
-    return bool(deployment.get("status", {}).get("readyReplicas")) and known != "0"
 
 
 def _is_part(pod: Manifest, queue: Queue) -> bool:

@@ -29,9 +29,9 @@ KEY = ("rl", "quickstart")
 class World:
     """One queue, its reconciler, and an apiserver whose watch events arrive when ``watch`` is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: str = "{backend: {simple: {}}, storage: {replicas: 0}}") -> None:
         self.cluster = MemoryCluster()
-        self.cluster.put(f"{QUEUES}/quickstart", document("{backend: {simple: {}}, storage: {replicas: 0}}"))
+        self.cluster.put(f"{QUEUES}/quickstart", document(spec))
         self.reconciler = Reconciler(self.cluster, IMAGES, (), "test")
 
     def relist(self) -> set[tuple[str, str]]:
