@@ -110,12 +110,21 @@ def known_use(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> s
     gone: with the last storage unit, or with a controller that has no journal. None if unknown."""
     if seen.used is not None:
         return _readable(seen.used)
-    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
     storage = seen.children.get(("StatefulSet", queue.child("storage")), {})
-    found = bool(deployment.get("status", {}).get("readyReplicas")) or queue.spec.controller.durability != "none"
+    found = _controller_lives(queue, seen) or queue.spec.controller.durability != "none"
     held = bool(storage.get("spec", {}).get("replicas", 1) or storage.get("status", {}).get("replicas"))
     last: str | None = (previous.get("storage") or {}).get("used")
     return last if found and held and uses_storage_units(queue) else None
+
+
+def _controller_lives(queue: Queue, seen: Observation) -> bool:
+    """One that is too busy to say that it is ready has its rows."""
+    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
+    chosen = selector(queue.name, "controller").items()
+    pods = [pod for pod in seen.pods if chosen <= pod["metadata"].get("labels", {}).items()]
+    containers = [entry for pod in pods for entry in pod.get("status", {}).get("containerStatuses", [])]
+    running = any("running" in entry.get("state", {}) for entry in containers)
+    return running or bool(deployment.get("status", {}).get("readyReplicas"))
 
 
 def refused_status(generation: int, message: str, previous: Mapping[str, Any], now: str) -> dict[str, Any]:

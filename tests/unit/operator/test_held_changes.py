@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.queues import document
-from tests.unit.operator.test_watched import DEPLOYMENTS, QUEUES, World
+from tests.unit.operator.test_watched import DEPLOYMENTS, PODS, QUEUES, World
+from tq_operator.plan.names import labels
 from tq_operator.runtime import reconciler
 
 STORAGE = "/apis/apps/v1/namespaces/rl/statefulsets/quickstart-storage"
@@ -72,6 +73,19 @@ def test_a_change_stays_held_while_a_controller_with_a_journal_starts_again(
     life.controller(0)
     assert life.is_held() == held
     assert ("used" in life.status["storage"]) == held
+
+
+@pytest.mark.parametrize(("state", "held"), [("running", True), ("terminated", False)])
+def test_a_change_stays_held_while_the_controller_runs_though_it_is_not_ready(
+    state: str, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life("none", monkeypatch)
+    life.used = None
+    life.controller(0)
+    marks = {"labels": labels("quickstart", "controller"), "annotations": {"transferqueue.io/queue": "quickstart"}}
+    status = {"containerStatuses": [{"name": "controller", "ready": False, "state": {state: {}}}]}
+    life.world.cluster.put(f"{PODS}/quickstart-controller-0", {"metadata": marks, "status": status})
+    assert life.is_held() == held
 
 
 def test_the_use_of_storage_units_that_were_given_up_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
