@@ -46,6 +46,8 @@ _GATHER_S = 0.1
 _SPACING_S = 0.5
 """Between two looks at one queue: a child that flaps does not keep the operator busy."""
 _LONGEST_DELAY_S = 60.0
+_ASK_AGAIN_S = 0.2
+"""Between two questions whether this replica leads by now."""
 _LIST_S = 2.0
 """From the first event of a list that kopf makes until it is over for all kinds."""
 _FINISHED = {"Succeeded", "Failed"}
@@ -176,7 +178,10 @@ class Reconciler:
                 await asyncio.sleep(_GATHER_S)
                 self._wake.clear()
                 if not self._leading():
-                    continue  # the election asks for every queue
+                    # No election may follow: a lease that ran out can be renewed within one round of it.
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    self._wake.set()
+                    continue
                 for key in self._waiting - self._running:
                     if (early := self._finished.get(key, 0.0) + _SPACING_S - loop.time()) > 0:
                         loop.call_later(early, self._wake.set)
