@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.settings import (
@@ -23,6 +21,7 @@ from tq_operator.plan.settings import (
     TOKEN_DIRECTORY,
     TOKEN_KEY,
     attach_settings,
+    yaml_text,
 )
 from transfer_queue.config.defaults import GROUP
 
@@ -67,7 +66,7 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
     annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
     secrets = _secrets(queue, namespace or queue.namespace, annotations.get(TOKEN_ANNOTATION))
     settings = attach_settings(queue, queue.running_tls, token=_TOKEN_VOLUME in secrets)
-    annotations.setdefault(SETTINGS_ANNOTATION, yaml.safe_dump(settings, sort_keys=False))
+    annotations.setdefault(SETTINGS_ANNOTATION, yaml_text(settings))
     _ensure(metadata, "labels", {})[QUEUE_LABEL] = label_value(queue.name)
 
     # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
 from tq_operator.plan.pods import (
@@ -31,6 +29,7 @@ from tq_operator.plan.settings import (
     controller_settings,
     policy_settings,
     storage_settings,
+    yaml_text,
 )
 from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import SsdOffload
@@ -60,13 +59,13 @@ def drains(queue: Queue) -> bool:
 def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     """Every object that shall exist for ``queue``, in the order of creation."""
     files = {
-        "attach.yaml": _yaml(attach_settings(queue, queue.tls)),
-        "controller.yaml": _yaml(controller_settings(queue)),
+        "attach.yaml": yaml_text(attach_settings(queue, queue.tls)),
+        "controller.yaml": yaml_text(controller_settings(queue)),
     }
     if policy := policy_settings(queue):
-        files["policy.yaml"] = _yaml(policy)
+        files["policy.yaml"] = yaml_text(policy)
     if uses_storage_units(queue):
-        files["storage.yaml"] = _yaml(storage_settings(queue))
+        files["storage.yaml"] = yaml_text(storage_settings(queue))
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files)]
     if queue.spec.backend.mooncake:
         children += masters(queue, queue.spec.backend.mooncake, images)
@@ -297,7 +296,3 @@ def _python(module: str, file: str) -> list[str]:
 
 def _from_field(name: str, path: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _yaml(settings: Manifest) -> str:
-    return yaml.safe_dump(settings, sort_keys=False)

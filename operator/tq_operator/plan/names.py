@@ -10,6 +10,7 @@ from transfer_queue.config.defaults import GROUP
 __all__ = [
     "INJECTED_ANNOTATION",
     "INJECT_LABEL",
+    "MANAGED_BY",
     "MANAGER",
     "QUEUE_ANNOTATION",
     "QUEUE_LABEL",
@@ -20,6 +21,7 @@ __all__ = [
     "selector",
 ]
 
+MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "transferqueue-operator"
 """Field manager, and the value of the managed-by label."""
 QUEUE_LABEL = f"{GROUP}/queue"
@@ -55,7 +57,7 @@ def label_value(name: str) -> str:
 
 def selector(queue: str, part: str | None = None) -> dict[str, str]:
     """Labels that select the children of a queue, or the pods of one part. They never change."""
-    found = {"app.kubernetes.io/managed-by": MANAGER, QUEUE_LABEL: label_value(queue)}
+    found = {MANAGED_BY: MANAGER, QUEUE_LABEL: label_value(queue)}
     return found if part is None else {**found, "app.kubernetes.io/component": part}
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
+
+import yaml
 
 from tq_operator.plan.queue import Queue
 from transfer_queue.config.resource import Mooncake, TlsMode
@@ -20,6 +24,7 @@ __all__ = [
     "controller_settings",
     "policy_settings",
     "storage_settings",
+    "yaml_text",
 ]
 
 CONFIG_DIRECTORY = "/etc/transferqueue"
@@ -35,6 +40,16 @@ JOURNAL_DIRECTORY = "/journal"
 SPILL_DIRECTORY = "/spill"
 # Any address of the pod, over IPv4.
 _ANY = "0.0.0.0"
+
+
+def yaml_text(settings: dict[str, Any]) -> str:
+    """``settings`` as the text of a file. They are seldom others than at the last look, and YAML takes its time."""
+    return _yaml_text(json.dumps(settings))
+
+
+@lru_cache(maxsize=4096)
+def _yaml_text(text: str) -> str:
+    return yaml.safe_dump(json.loads(text), sort_keys=False)
 
 
 def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[str, Any]:

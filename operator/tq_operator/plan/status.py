@@ -14,7 +14,7 @@ from tq_operator.plan.problems import Problem, worst_problem
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.quantity import Quantity
 
-__all__ = ["MasterGroup", "Observation", "Problem", "master_problem", "queue_status", "refused_status"]
+__all__ = ["MasterGroup", "Observation", "Problem", "known_use", "master_problem", "queue_status", "refused_status"]
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,35 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
             summary=storage.summary,
             selector=",".join(f"{key}={value}" for key, value in selector(queue.name, "storage").items()),
             capacity=_readable(queue.spec.unit_capacity * storage.replicas) if storage.summary else None,
-            used=_readable(seen.used) if seen.used is not None else None,
+            used=known_use(queue, seen, previous),
         ),
         transport=queue.transport,
         tls=queue.tls,
         injected=seen.injected,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
+
+
+def known_use(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> str | None:
+    """``status.storage.used``: as the controller says, and while it says nothing as it said last, unless the rows are
+    gone: with the last storage unit, or with a controller that has no journal. None if unknown."""
+    if seen.used is not None:
+        return _readable(seen.used)
+    storage = seen.children.get(("StatefulSet", queue.child("storage")), {})
+    found = _controller_lives(queue, seen) or queue.spec.controller.durability != "none"
+    held = bool(storage.get("spec", {}).get("replicas", 1) or storage.get("status", {}).get("replicas"))
+    last: str | None = (previous.get("storage") or {}).get("used")
+    return last if found and held and uses_storage_units(queue) else None
+
+
+def _controller_lives(queue: Queue, seen: Observation) -> bool:
+    """One that is too busy to say that it is ready has its rows."""
+    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
+    chosen = selector(queue.name, "controller").items()
+    pods = [pod for pod in seen.pods if chosen <= pod["metadata"].get("labels", {}).items()]
+    containers = [entry for pod in pods for entry in pod.get("status", {}).get("containerStatuses", [])]
+    running = any("running" in entry.get("state", {}) for entry in containers)
+    return running or bool(deployment.get("status", {}).get("readyReplicas"))
 
 
 def refused_status(generation: int, message: str, previous: Mapping[str, Any], now: str) -> dict[str, Any]:

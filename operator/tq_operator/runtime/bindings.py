@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from kubernetes.dynamic.exceptions import NotFoundError
+
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL, binding_from
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster, ClusterError
@@ -47,28 +49,47 @@ class Attachments:
             if self._leading():
                 try:
                     await asyncio.to_thread(self.look)
-                except ClusterError as error:
+                except (ClusterError, NotFoundError) as error:
                     logger.warning("cannot look at bindings and pods: %s", error)
             await asyncio.sleep(min(interval, _LONGEST_S))
 
     def look(self) -> None:
-        """Blocking. Raises ClusterError."""
+        """Blocking. Raises ClusterError, and NotFoundError while the definitions are not served."""
         for document in self._cluster.bindings(self._namespaces):
-            self._report(document)
+            self._one("binding", document, self._report)
         missed = [pod for pod in self._cluster.missed_pods(self._namespaces) if not _is_done(pod)]
         self._metrics.missed.set(len(missed))
         for pod in missed:
-            if self._gate.admits(pod["metadata"]["uid"]):
-                news = {
-                    "type": "Injected",
-                    "status": "False",
-                    "reason": "NotInjected",
-                    "message": "The pod asks for a TransferQueue but was made while no operator answered admission "
-                    "(webhook.failurePolicy Ignore), so it runs without; delete it, and its owner makes it anew.",
-                    "lastTransitionTime": pod["metadata"]["creationTimestamp"],
-                }
-                told = {**pod, "apiVersion": "v1", "kind": "Pod"}
-                self._cluster.create_event({**event(told, news, self._identity), "type": "Warning"})
+            self._one("pod", pod, self._tell)
+
+    def _one(self, what: str, document: Manifest, write: Callable[[Manifest], None]) -> None:
+        """What is refused for one, say since it is being deleted, does not keep the others waiting."""
+        if not self._leading():
+            return
+        try:
+            write(document)
+        except (ClusterError, NotFoundError) as error:
+            metadata = document["metadata"]
+            logger.warning("%s %s/%s: %s", what, metadata["namespace"], metadata["name"], error)
+
+    def _tell(self, pod: Manifest) -> None:
+        uid = pod["metadata"]["uid"]
+        if not self._gate.admits(uid):
+            return
+        news = {
+            "type": "Injected",
+            "status": "False",
+            "reason": "NotInjected",
+            "message": "The pod asks for a TransferQueue but was made while no operator answered admission "
+            "(webhook.failurePolicy Ignore), so it runs without; delete it, and its owner makes it anew.",
+            "lastTransitionTime": pod["metadata"]["creationTimestamp"],
+        }
+        told = {**pod, "apiVersion": "v1", "kind": "Pod"}
+        try:
+            self._cluster.create_event({**event(told, news, self._identity), "type": "Warning"})
+        except (ClusterError, NotFoundError):
+            self._gate.forget(uid)
+            raise
 
     def _report(self, document: Manifest) -> None:
         previous = (document.get("status") or {}).get("conditions", [])

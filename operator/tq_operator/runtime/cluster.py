@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kubernetes import client
@@ -14,11 +14,11 @@ from urllib3.exceptions import HTTPError
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.api.node import NODE_KIND, NODE_PLURAL
-from tq_operator.plan.names import INJECT_LABEL, MANAGER, QUEUE_LABEL, label_value, selector
+from tq_operator.plan.names import INJECT_LABEL, MANAGED_BY, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 
-__all__ = ["CHILD_KINDS", "Cluster", "ClusterError"]
+__all__ = ["CHILD_KINDS", "POD", "Cluster", "ClusterError"]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -30,12 +30,16 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 """Kind -> (path of the API, plural)."""
+POD = "Pod"
 _KINDS = {
     **CHILD_KINDS,
+    POD: ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
     "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
 }
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
+_PAGE = 100
+"""Objects of a list that are read at once: admission waits while one is decoded."""
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
 
@@ -56,7 +60,16 @@ class Cluster:
     def queues(self, namespaces: Sequence[str]) -> list[Manifest]:
         """All queues of the namespaces; of every namespace if there are none given."""
         paths = [f"{_QUEUES}/namespaces/{name}/{PLURAL}" for name in namespaces] or [f"{_QUEUES}/{PLURAL}"]
-        return [item for path in paths for item in self._list(path)]
+        return [item for path in paths for items, _ in self._pages(path, "") for item in items]
+
+    def pages(self, kind: str, namespaces: Sequence[str]) -> Iterator[tuple[list[Manifest], int]]:
+        """Children of ``kind``, or pods, of all queues, some at a time; each with the resourceVersion of its list."""
+        prefix, plural = _KINDS[kind]
+        paths = [f"{prefix}/namespaces/{name}/{plural}" for name in namespaces] or [f"{prefix}/{plural}"]
+        chosen = QUEUE_LABEL if kind == POD else f"{MANAGED_BY}={MANAGER},{QUEUE_LABEL}"
+        for path in paths:
+            for items, version in self._pages(path, chosen):
+                yield [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in items], version
 
     def children(self, namespace: str, queue: str) -> dict[tuple[str, str], Manifest]:
         """Children of a queue by (kind, name)."""
@@ -171,6 +184,16 @@ class Cluster:
             query.append(("resourceVersion", "0"))
         items: list[Manifest] = self.call("GET", path, query=query)["items"]
         return items
+
+    def _pages(self, path: str, chosen: str) -> Iterator[tuple[list[Manifest], int]]:
+        query = [("limit", str(_PAGE)), *([("labelSelector", chosen)] if chosen else [])]
+        following: list[tuple[str, str]] = []
+        while True:
+            page = self.call("GET", path, query=[*query, *following])
+            yield page["items"], int(page["metadata"]["resourceVersion"])
+            if not (token := page["metadata"].get("continue")):
+                return
+            following = [("continue", token)]
 
     def _apply(self, path: str, manifest: Manifest) -> Manifest:
         query = [("fieldManager", MANAGER), ("force", "true")]

@@ -35,6 +35,10 @@ class EventGate:
             self._sent.popitem(last=False)
         return True
 
+    def forget(self, *news: str) -> None:
+        """They could not be sent: let them through the next time."""
+        self._sent.pop(news, None)
+
 
 def worth_an_event(condition: dict[str, Any], previous: dict[str, Any]) -> bool:
     """Whether a condition says something that the previous status did not."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import kopf
 
 from tq_operator.api.crd import PLURAL
-from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION, QUEUE_LABEL
+from tq_operator.plan.names import MANAGER, QUEUE_LABEL
+from tq_operator.runtime.cluster import CHILD_KINDS, POD
 from tq_operator.runtime.reconciler import Reconciler
 from transfer_queue.config.defaults import GROUP, VERSION
 
 __all__ = ["kopf_settings", "watch"]
 
-_CHILDREN = (
-    ("apps", "v1", "deployments"),
-    ("apps", "v1", "statefulsets"),
-    ("", "v1", "services"),
-    ("", "v1", "configmaps"),
-    ("policy", "v1", "poddisruptionbudgets"),
-    ("networking.k8s.io", "v1", "networkpolicies"),
-)
+_CHILDREN = {
+    kind: ("".join(prefix.split("/")[2:-1]), "v1", plural)  # /api/v1 is that of the group ""
+    for kind, (prefix, plural) in CHILD_KINDS.items()
+}
 _PODS = ("", "v1", "pods")
 _OURS = {QUEUE_LABEL: kopf.PRESENT}
 
@@ -33,26 +29,21 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
     # Coroutines: kopf runs plain functions on threads, and the reconciler belongs to the loop.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def queue_changed(namespace: str | None, name: str, event: Mapping[str, Any], **_: Any) -> None:
-        key = (namespace or "", name)
-        if event.get("type") == "DELETED":
-            reconciler.documents.pop(key, None)
-        else:
-            reconciler.documents[key] = copy.deepcopy(dict(event["object"]))
-        reconciler.request(key)
+        reconciler.saw((namespace or "", name), None if event.get("type") == "DELETED" else event["object"])
 
-    async def child_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
-        if name := annotations.get(QUEUE_ANNOTATION):
-            reconciler.request((namespace or "", name))
+    for kind, (group, version, plural) in {**_CHILDREN, POD: _PODS}.items():
+        changed = _changed(kind, reconciler)
+        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed", labels=_OURS)(changed)
 
-    for group, version, plural in _CHILDREN:
-        kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed", labels=_OURS)(child_changed)
 
-    @kopf.on.event(*_PODS, registry=registry, labels=_OURS)
-    async def pod_changed(namespace: str | None, annotations: Mapping[str, str], **_: Any) -> None:
-        await child_changed(namespace, annotations)
-        owner, separator, name = annotations.get(INJECTED_ANNOTATION, "").partition("/")
-        if separator:
-            reconciler.request((owner, name))
+def _changed(kind: str, reconciler: Reconciler) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def changed(event: Mapping[str, Any], **_: Any) -> None:
+        if event.get("type") is None:  # listed: what was deleted before that is not told
+            reconciler.list_soon()
+        for key in reconciler.watched.take(kind, event):
+            reconciler.request(key)
+
+    return changed
 
 
 def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettings:
@@ -74,6 +65,6 @@ def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettin
     settings.watching.connect_timeout = timeout
     # kopf for Python 3.10 cannot let the apiserver choose: there the handlers do.
     if hasattr(settings.watching, "label_selectors"):
-        for group, version, plural in (*_CHILDREN, _PODS):
+        for group, version, plural in (*_CHILDREN.values(), _PODS):
             settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
     return settings

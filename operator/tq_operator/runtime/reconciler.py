@@ -7,6 +7,8 @@ that doubles up to a minute, with jitter.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import logging
 import random
 import time
@@ -15,11 +17,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from kubernetes.dynamic.exceptions import NotFoundError
+
+from tq_operator.plan.difference import foreign_owner
 from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
 from tq_operator.plan.rdma import Transport, choose_transport
-from tq_operator.plan.status import Observation, master_problem, queue_status, refused_status
+from tq_operator.plan.status import Observation, known_use, master_problem, queue_status, refused_status
 from tq_operator.plan.step import Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.cluster import Cluster, ClusterError
@@ -27,21 +32,24 @@ from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
+from tq_operator.runtime.watched import Key, Watched
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
-__all__ = ["Key", "Reconciler"]
+__all__ = ["Reconciler"]
 
 logger = logging.getLogger("tq_operator.reconciler")
 
-Key = tuple[str, str]
-"""Namespace and name of a queue."""
 _WORKERS = 4
 _GATHER_S = 0.1
 """Events of one change arrive together; one look at the queue answers them all."""
 _SPACING_S = 0.5
 """Between two looks at one queue: a child that flaps does not keep the operator busy."""
 _LONGEST_DELAY_S = 60.0
+_ASK_AGAIN_S = 0.2
+"""Between two questions whether this replica leads by now."""
+_LIST_S = 2.0
+"""From the first event of a list that kopf makes until it is over for all kinds."""
 _FINISHED = {"Succeeded", "Failed"}
 
 
@@ -74,7 +82,12 @@ class Reconciler:
         self.metrics = OperatorMetrics()
         self.documents: dict[Key, Manifest] = {}
         """Queues as last seen, for admission."""
+        self.watched = Watched()
+        self._told: set[Key] = set()
+        """Queues with an event since the last list of all was asked for: it may be older than that."""
         self._wake = asyncio.Event()
+        self._list = asyncio.Event()
+        self._listing: asyncio.TimerHandle | None = None
         self.last_sync: float | None = None
         """Loop time of the last complete look at all queues."""
 
@@ -84,33 +97,75 @@ class Reconciler:
         self._wake.set()
 
     def request_all(self) -> None:
-        """Look at every known queue: this replica was elected."""
+        """Look at every known queue: this replica was elected. What another one wrote may not be watched yet."""
+        self.watched.expire()
+        self._list.set()
         for key in self.documents:
             self.request(key)
+
+    def saw(self, key: Key, document: Manifest | None) -> None:
+        """A queue changed; None: it was deleted."""
+        self._told.add(key)
+        if document is None:
+            self.documents.pop(key, None)
+            self._finished.pop(key, None)
+        else:
+            self.documents[key] = _kept(copy.deepcopy(dict(document)))
+        self.request(key)
+
+    def list_soon(self) -> None:
+        """List children and pods: their watch began anew, and what was deleted before that is not told."""
+        if self._listing is None:
+            self._listing = asyncio.get_running_loop().call_later(_LIST_S, self._list.set)
 
     async def resync(self, interval: float) -> None:
         """Ask for every queue each ``interval`` seconds: a watch can go silent without an error."""
         loop = asyncio.get_running_loop()
+        following = 0.0
         while True:
-            try:
-                found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
-                self.documents.clear()  # the same mapping for admission, which reads it on this loop
-                self.documents.update((_key(document), document) for document in found)
-                self.metrics.queues.labels("known").set(len(found))
-                self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
-                first = self.last_sync is None
-                for key in self.documents:
-                    if first:
-                        self.request(key)
-                    else:  # spread, so that a thousand queues are no burst
-                        loop.call_later(random.uniform(0, interval / 4), self.request, key)
-                self.last_sync = loop.time()
-                orphans = await asyncio.to_thread(self._certificates.users_left)
-                for key in orphans - self.documents.keys():  # deleted while no operator ran
+            self._list.clear()
+            self._listing = None
+            await self._sync()
+            if loop.time() >= following:
+                await self._look_at_all(interval)
+                following = loop.time() + (interval if self.last_sync is not None else 1.0)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._list.wait(), following - loop.time())
+
+    async def _sync(self) -> None:
+        """List children and pods, and look at the queues of which the watches did not tell all."""
+        try:
+            for key in await asyncio.to_thread(self.watched.sync, self._cluster, self._namespaces):
+                if self.last_sync is not None:
                     self.request(key)
-            except ClusterError as error:
-                logger.warning("cannot look through the queues: %s", error)
-            await asyncio.sleep(interval if self.last_sync is not None else 1.0)
+        except (ClusterError, NotFoundError) as error:
+            logger.warning("cannot list the children of queues: %s", error)
+
+    async def _look_at_all(self, interval: float) -> None:
+        """List the queues and ask for each."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._told.clear()
+            found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
+            known = {_key(document): _kept(document) for document in found}
+            newer = {key: self.documents[key] for key in self._told & self.documents.keys()}
+            older = {key: document for key, document in known.items() if key not in self._told}
+            self.documents.clear()  # the same mapping for admission, which reads it on this loop
+            self.documents.update({**older, **newer})
+            self.metrics.queues.labels("known").set(len(found))
+            self.metrics.queues.labels("ready").set(sum(map(_is_ready, found)))
+            first = self.last_sync is None
+            for key in self.documents:
+                if first:
+                    self.request(key)
+                else:  # spread, so that a thousand queues are no burst
+                    loop.call_later(random.uniform(0, interval / 4), self.request, key)
+            self.last_sync = loop.time()
+            orphans = await asyncio.to_thread(self._certificates.users_left)
+            for key in orphans - self.documents.keys():  # deleted while no operator ran
+                self.request(key)
+        except (ClusterError, NotFoundError) as error:
+            logger.warning("cannot look through the queues: %s", error)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -123,7 +178,10 @@ class Reconciler:
                 await asyncio.sleep(_GATHER_S)
                 self._wake.clear()
                 if not self._leading():
-                    continue  # the election asks for every queue
+                    # No election may follow: a lease that ran out can be renewed within one round of it.
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    self._wake.set()
+                    continue
                 for key in self._waiting - self._running:
                     if (early := self._finished.get(key, 0.0) + _SPACING_S - loop.time()) > 0:
                         loop.call_later(early, self._wake.set)
@@ -151,7 +209,8 @@ class Reconciler:
             settled = False
         finally:
             self._running.discard(key)
-            self._finished[key] = asyncio.get_running_loop().time()
+            if key in self.documents:
+                self._finished[key] = asyncio.get_running_loop().time()
         if settled:
             self._failures.pop(key, None)
         else:
@@ -165,7 +224,6 @@ class Reconciler:
         """Blocking. Whether all that was to be written could be written."""
         document = self._cluster.queue(*key)
         if document is None or "deletionTimestamp" in document["metadata"]:
-            self._finished.pop(key, None)
             self._certificates.forget(*key)
             return True  # its children go with it: they name it as their owner
         previous: dict[str, Any] = document.get("status", {})
@@ -176,7 +234,8 @@ class Reconciler:
             self._report(document, previous, refused_status(generation, str(error), previous, _now()))
             return True
         seen, queue = self._observe(queue, previous)
-        step = next_step(queue, self._images, seen.children, _holds_rows(queue, seen, previous), seen.used)
+        holds_rows = known_use(queue, seen, previous) not in (None, "0")
+        step = next_step(queue, self._images, seen.children, holds_rows, seen.used)
         if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
             queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
         if step.held:
@@ -197,13 +256,19 @@ class Reconciler:
         running = previous.get("transport") if same else None
         working = bool(storage.get("ready")) and storage.get("ready") == storage.get("replicas")
         queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working))
-        children = cluster.children(queue.namespace, queue.name)
+        if self.watched.complete:
+            children = self.watched.children(queue.namespace, queue.name)
+            pods = self.watched.pods(queue.namespace, queue.name)
+        else:
+            children = cluster.children(queue.namespace, queue.name)
+            pods = cluster.pods(self._namespaces, queue.name)
         for manifest in wanted_children(queue, self._images):
             key = manifest["kind"], manifest["metadata"]["name"]
-            # Also one without our labels.
-            if key not in children and (found := cluster.child(manifest)) is not None:
-                children[key] = found
-        pods = cluster.pods(self._namespaces, queue.name)
+            # Also one without our labels. What belongs to something else may have gone since.
+            if key not in children or foreign_owner(children[key], queue.uid):
+                children.pop(key, None)
+                if (found := cluster.child(manifest)) is not None:
+                    children[key] = found
         users = [pod for pod in pods if _is_injected(pod, queue)]
         seen = Observation(
             children=children,
@@ -221,7 +286,8 @@ class Reconciler:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             try:
                 self._check_leading()
-                found[kind, name] = self._cluster.apply(manifest)
+                applied = found[kind, name] = self._cluster.apply(manifest)
+                self.watched.put(kind, applied)
                 self.metrics.writes.labels(kind).inc()
                 logger.info("applied %s %s/%s", kind, queue.namespace, name)
             except ClusterError as error:
@@ -273,6 +339,12 @@ class Reconciler:
                     logger.warning("no event %s for %s: %s", condition["reason"], metadata["name"], error)
 
 
+def _kept(document: Manifest) -> Manifest:
+    """Less what is large and never looked at."""
+    document["metadata"].pop("managedFields", None)
+    return document
+
+
 def _key(document: Manifest) -> Key:
     return document["metadata"]["namespace"], document["metadata"]["name"]
 
@@ -280,15 +352,6 @@ def _key(document: Manifest) -> Key:
 def _is_ready(document: Manifest) -> bool:
     conditions = document.get("status", {}).get("conditions", [])
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
-
-
-def _holds_rows(queue: Queue, seen: Observation, previous: dict[str, Any]) -> bool:
-    """Whether rows would be lost with the memory of the parts. Without a ready controller nobody can find any."""
-    if seen.used is not None:
-        return seen.used > 0
-    deployment = seen.children.get(("Deployment", queue.child("controller")), {})
-    known = previous.get("storage", {}).get("used", "0")
-    return bool(deployment.get("status", {}).get("readyReplicas")) and known != "0"
 
 
 def _is_part(pod: Manifest, queue: Queue) -> bool:

@@ -15,7 +15,8 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def stored_bytes(url: str) -> int | None:
-    """Bytes over all storage units; None if the controller does not say."""
+    """Bytes over all storage units; None if the controller does not say, or waits for units: of those it knows no more
+    than when they registered."""
     try:
         with _opener.open(url, timeout=_TIMEOUT_S) as answer:
             text = answer.read().decode()
@@ -23,4 +24,5 @@ def stored_bytes(url: str) -> int | None:
     except (OSError, http.client.HTTPException, ValueError):
         return None
     used = [sample.value for sample in samples if sample.name == "tq_unit_used_bytes"]
-    return int(sum(used)) if used else None
+    connected = next((sample.value for sample in samples if sample.name == "tq_units_connected"), 0)
+    return int(sum(used)) if used and connected >= len(used) else None

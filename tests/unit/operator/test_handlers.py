@@ -1,0 +1,77 @@
+"""What kopf watches reaches the reconciler."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kopf
+import pytest
+
+from tests.unit.operator.apiserver import MemoryCluster
+from tests.unit.operator.queues import IMAGES, document
+from tq_operator.plan.names import labels
+from tq_operator.runtime.cluster import CHILD_KINDS, POD
+from tq_operator.runtime.handlers import watch
+from tq_operator.runtime.reconciler import Reconciler
+
+KEY = ("rl", "quickstart")
+
+
+class Watching(Reconciler):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryCluster(), IMAGES, (), "test")
+        self.asked: list[Any] = []
+        registry = kopf.OperatorRegistry()
+        watch(registry, self)
+        self.handlers: dict[Any, Any] = {
+            handler.selector.any_name: handler.fn
+            for handler in registry._watching.get_all_handlers()
+            if handler.selector is not None
+        }
+
+    def request(self, key: tuple[str, str]) -> None:
+        self.asked.append(key)
+
+    def list_soon(self) -> None:
+        self.asked.append("list")
+
+    def hear(self, plural: str, kind: str | None, item: dict[str, Any]) -> list[Any]:
+        """What a watch event of that kind leads to."""
+        self.asked.clear()
+        names = {name: item["metadata"][name] for name in ("namespace", "name")}
+        asyncio.run(self.handlers[plural](event={"type": kind, "object": item}, **names))
+        return list(self.asked)
+
+
+@pytest.mark.parametrize("kind", [*CHILD_KINDS, POD])
+def test_every_kind_of_child_is_watched(kind: str) -> None:
+    watching, plural = Watching(), CHILD_KINDS.get(kind, ("", "pods"))[1]
+    marks = {"labels": labels("quickstart", "controller"), "annotations": {"transferqueue.io/queue": "quickstart"}}
+    metadata: dict[str, Any] = {"namespace": "rl", "name": "a", "uid": "u", **marks}
+
+    def item(version: int) -> dict[str, Any]:
+        return {"kind": kind, "metadata": {**metadata, "resourceVersion": str(version)}}
+
+    def known() -> int:
+        found = watching.watched.children(*KEY), watching.watched.pods(*KEY)
+        return sum(map(len, found))
+
+    assert watching.hear(plural, "ADDED", item(7)) == [KEY]
+    assert known() == 1
+    assert watching.hear(plural, "DELETED", item(8)) == [KEY]
+    assert known() == 0
+    assert watching.hear(plural, None, item(9)) == ["list", KEY], "what was deleted before a list is not told"
+
+
+def test_a_queue_is_known_to_admission_as_long_as_it_exists() -> None:
+    watching = Watching()
+    told = document("{backend: {simple: {}}}", managedFields=[{"manager": "kubectl"}])
+    for kind in ("ADDED", "MODIFIED"):
+        assert watching.hear("transferqueues", kind, told) == [KEY]
+        assert watching.documents[KEY]["spec"] == told["spec"]
+        assert "managedFields" not in watching.documents[KEY]["metadata"]
+    assert watching.hear("transferqueues", "DELETED", told) == [KEY]
+    assert KEY not in watching.documents
