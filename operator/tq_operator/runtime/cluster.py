@@ -28,8 +28,11 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
 }
 """Kind -> (path of the API, plural)."""
+_MAYBE = ("ResourceClaimTemplate",)
+"""Kinds that older clusters do not know."""
 _KINDS = {
     **CHILD_KINDS,
     "Secret": ("/api/v1", "secrets"),
@@ -63,7 +66,13 @@ class Cluster:
         chosen = _text(selector(queue))
         found = {}
         for kind, (prefix, plural) in CHILD_KINDS.items():
-            for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True):
+            try:
+                items = self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True)
+            except NotFoundError:
+                if kind not in _MAYBE:
+                    raise
+                continue
+            for item in items:
                 # Entries of a list do not say what they are.
                 found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
@@ -107,6 +116,23 @@ class Cluster:
         except ClusterError:
             return None
         return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+
+    def claimable(self, device_class: str) -> tuple[int | None, str]:
+        """Devices that ResourceSlices list, None without the right to read them, and why there are none.
+
+        All devices, not only those that the class selects; none without the DeviceClass.
+        """
+        api = "/apis/resource.k8s.io/v1"
+        try:
+            if self._get(api) is None:
+                return 0, "the cluster does not serve resource.k8s.io/v1, which Kubernetes 1.34 and later have"
+            if self._get(f"{api}/deviceclasses/{device_class}") is None:
+                return 0, f"DeviceClass {device_class} does not exist; check the DRA driver and the name"
+            slices = self._list(f"{api}/resourceslices", recent=True)
+        except ClusterError:
+            return None, ""
+        count = sum(len(entry["spec"].get("devices") or []) for entry in slices)
+        return count, "" if count else "no ResourceSlice lists a device; check that the DRA driver runs"
 
     def refused_pods(self, owner: Manifest) -> str:
         """Why the latest pod of a StatefulSet could not be made, which only an event says; empty if none was."""

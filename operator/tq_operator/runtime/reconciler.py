@@ -190,13 +190,13 @@ class Reconciler:
 
     def _observe(self, queue: Queue, previous: dict[str, Any]) -> tuple[Observation, Queue]:
         """What there is, and the queue with the transport that fits it."""
-        cluster, resource = self._cluster, queue.spec.rdma.resource_name
-        capacity = cluster.offered(resource) if resource and queue.spec.transport == "rdma" else None
+        cluster = self._cluster
+        capacity, missing = self._capacity(queue)
         storage = previous.get("storage", {})
         same = previous.get("observedGeneration") == queue.generation
         running = previous.get("transport") if same else None
         working = bool(storage.get("ready")) and storage.get("ready") == storage.get("replicas")
-        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working))
+        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working, missing))
         children = cluster.children(queue.namespace, queue.name)
         for manifest in wanted_children(queue, self._images):
             key = manifest["kind"], manifest["metadata"]["name"]
@@ -213,6 +213,15 @@ class Reconciler:
             used=self._used(queue, children),
         )
         return replace(seen, masters=master_group(queue, seen)), queue
+
+    def _capacity(self, queue: Queue) -> tuple[int | None, str]:
+        """RDMA devices for the queue, None if that is not known, and why there are none."""
+        rdma = queue.spec.rdma
+        if queue.spec.transport != "rdma":
+            return None, ""
+        if rdma.claim:
+            return self._cluster.claimable(rdma.claim.device_class_name)
+        return (self._cluster.offered(rdma.resource_name) if rdma.resource_name else None), ""
 
     def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
         """Write what the step says. Gives the children as they are then, and what went wrong."""
