@@ -14,34 +14,26 @@ from typing import Any
 
 import grpc
 
+from tests.cluster.protobuf import field
+
 __all__ = ["offering"]
 
 _VERSION = b"v1beta1"
 _ALIVE_S = 60
 
 
-def _field(number: int, content: bytes) -> bytes:
-    """A string, bytes or message in the wire format of protobuf."""
-    length, size = bytearray(), len(content)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    length.append(size)
-    return bytes([number << 3 | 2, *length]) + content
-
-
 def _devices(names: Sequence[str]) -> bytes:
     """A ListAndWatchResponse."""
-    return b"".join(_field(1, _field(1, name.encode()) + _field(2, b"Healthy")) for name in names)
+    return b"".join(field(1, field(1, name.encode()) + field(2, b"Healthy")) for name in names)
 
 
 def _allocation(mounts: dict[str, str]) -> bytes:
     """An AllocateResponse for one container; ``mounts``: path in it -> path on the node, read-only."""
     listed = [
-        _field(1, inside.encode()) + _field(2, outside.encode()) + bytes([3 << 3, 1])
+        field(1, inside.encode()) + field(2, outside.encode()) + bytes([3 << 3, 1])
         for inside, outside in mounts.items()
     ]
-    return _field(1, b"".join(_field(2, mount) for mount in listed))
+    return field(1, b"".join(field(2, mount) for mount in listed))
 
 
 class _Plugin(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -79,7 +71,7 @@ def offering(folder: Path, resource: str, devices: Sequence[str], mounts: dict[s
         with grpc.insecure_channel(f"unix://{folder / 'kubelet.sock'}") as channel:
             register = channel.unary_unary("/v1beta1.Registration/Register")
             words = (_VERSION, endpoint.encode(), resource.encode())
-            register(b"".join(_field(number, word) for number, word in enumerate(words, start=1)), timeout=_ALIVE_S)
+            register(b"".join(field(number, word) for number, word in enumerate(words, start=1)), timeout=_ALIVE_S)
         yield
     finally:
         plugin.over.set()

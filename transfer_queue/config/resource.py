@@ -354,6 +354,27 @@ class Storage(Part):
     )
 
 
+DeviceClass = Annotated[
+    str,
+    Matches(
+        r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+        "the name of a DeviceClass, such as rdma.example.com",
+        253,
+    ),
+]
+
+
+class RdmaClaim(Model):
+    """Devices by dynamic resource allocation (``resource.k8s.io/v1``)."""
+
+    device_class_name: DeviceClass = Field(description="DeviceClass of the RDMA devices.")
+    gpu_device_class_name: DeviceClass | None = Field(
+        default=None,
+        description="DeviceClass of GPUs: each labelled pod gets a GPU and an RDMA device on one PCIe root; unset: "
+        "only an RDMA device. Storage units never get a GPU.",
+    )
+
+
 class Rdma(Model):
     """Whether RDMA is used where the backend's protocol is rdma."""
 
@@ -369,12 +390,20 @@ class Rdma(Model):
         ]
         | None
     ) = Field(default=None, description="Extended resource that gives a pod its RDMA devices, such as rdma/shared.")
+    claim: RdmaClaim | None = Field(
+        default=None, description="Devices by resource claims of the pods, instead of resourceName; Kubernetes 1.34 on."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda self: self.policy != "required" or self.resource_name is not None,
-            "self.policy != 'required' || has(self.resourceName)",
-            "policy required needs resourceName, the extended resource of the RDMA device plugin",
+            lambda self: self.policy != "required" or self.resource_name is not None or self.claim is not None,
+            "self.policy != 'required' || has(self.resourceName) || has(self.claim)",
+            "policy required needs resourceName, the extended resource of the RDMA device plugin, or claim",
+        ),
+        Rule(
+            lambda self: self.resource_name is None or self.claim is None,
+            "!has(self.resourceName) || !has(self.claim)",
+            "resourceName and claim exclude each other; set the one by which the cluster gives RDMA devices",
         ),
     )
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tq_operator.plan.claims import CLAIM, client_claim
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.settings import (
@@ -25,7 +26,15 @@ from tq_operator.plan.settings import (
 )
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["KEEP_ENV_ANNOTATION", "SETTINGS_ANNOTATION", "TOKEN_ANNOTATION", "inject", "patch", "wanted_queue"]
+__all__ = [
+    "KEEP_ENV_ANNOTATION",
+    "SETTINGS_ANNOTATION",
+    "TOKEN_ANNOTATION",
+    "inject",
+    "patch",
+    "refused_claim",
+    "wanted_queue",
+]
 
 SETTINGS_ANNOTATION = f"{GROUP}/attach"
 KEEP_ENV_ANNOTATION = f"{GROUP}/keep-env"
@@ -37,6 +46,7 @@ _CONFIG_VOLUME = "transferqueue-config"
 _SHM_VOLUME = "transferqueue-shm"
 _TLS_VOLUME = "transferqueue-tls"
 _TOKEN_VOLUME = "transferqueue-token"
+_CHANGED = (("metadata", "annotations"), ("metadata", "labels"), ("spec", "resourceClaims"), ("spec", "volumes"))
 
 
 def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | None:
@@ -55,6 +65,17 @@ def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | No
     return (namespace, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
+def refused_claim(pod: Mapping[str, Any], queue: Queue, namespace: str) -> str:
+    """Why a pod of ``namespace`` cannot have the RDMA devices of ``queue``; empty if it can, or brings its own."""
+    if namespace == queue.namespace or client_claim(queue) is None or _claim_called_so(pod.get("spec") or {}):
+        return ""
+    return (
+        f"TransferQueue {queue.namespace}/{queue.name} gives RDMA devices by resource claims, whose templates pods of "
+        f"namespace {namespace} cannot use; make a ResourceClaimTemplate in {namespace} and give the pod a resource "
+        f"claim {CLAIM} of it, or have the queue use rdma.resourceName"
+    )
+
+
 def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -> Manifest:
     """A copy of ``pod`` that finds ``queue``. Everything the pod says itself stays.
 
@@ -71,9 +92,11 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
 
     # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.
     kept = {name.strip() for name in str(annotations.get(KEEP_ENV_ANNOTATION, "")).split(",")}
-    mounted = False
+    mounted, claimed = False, _add_claim(spec, queue)
     for container in _chosen_containers(spec, queue):
         mounted |= _inject_container(container, queue, kept, secrets)
+        if claimed:
+            _add(_ensure(_ensure(container, "resources", {}), "claims", []), {"name": CLAIM})
     volumes = _ensure(spec, "volumes", [])
     _add(volumes, _config_volume())
     for volume, (_, secret) in secrets.items():
@@ -87,7 +110,7 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
 def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """JSON patch from ``before`` to ``after`` = inject(before): whole containers and volumes, not single fields."""
     operations: list[dict[str, Any]] = []
-    for parent, key in (("metadata", "annotations"), ("metadata", "labels"), ("spec", "volumes")):
+    for parent, key in _CHANGED:
         if parent not in before:
             operations.append({"op": "add", "path": f"/{parent}", "value": after[parent]})
         elif before[parent].get(key) != after[parent].get(key):
@@ -98,6 +121,24 @@ def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str,
             if old != new:
                 operations.append({"op": "replace", "path": f"/spec/{key}/{position}", "value": new})
     return operations
+
+
+def _claim_called_so(spec: Mapping[str, Any]) -> Manifest | None:
+    return next((entry for entry in _listed(spec, "resourceClaims") if entry.get("name") == CLAIM), None)
+
+
+def _add_claim(spec: Manifest, queue: Queue) -> bool:
+    """Whether the pod has the queue's claim for its containers; a claim of its own is its own affair."""
+    wanted = client_claim(queue)
+    if wanted is None:
+        return False
+    if (found := _claim_called_so(spec)) is None:
+        templates = [entry.get("resourceClaimTemplateName") for entry in _listed(spec, "resourceClaims")]
+        if wanted["resourceClaimTemplateName"] in templates:
+            return False
+        _ensure(spec, "resourceClaims", []).append(wanted)
+        return True
+    return bool(found.get("resourceClaimTemplateName") == wanted["resourceClaimTemplateName"])
 
 
 def _chosen_containers(spec: Mapping[str, Any], queue: Queue) -> Iterable[Manifest]:
@@ -138,8 +179,9 @@ def _inject_container(
             mounts.append({"name": volume, "mountPath": path, "readOnly": True})
     if "/dev/shm" not in paths:
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
-    if queue.transport == "rdma" and queue.spec.rdma.resource_name:
-        _give_rdma(container, queue.spec.rdma.resource_name)
+    rdma = queue.spec.rdma
+    if queue.transport == "rdma" and (rdma.resource_name or rdma.claim):
+        _give_rdma(container, rdma.resource_name)
     return "/dev/shm" not in paths or paths["/dev/shm"].get("name") == _SHM_VOLUME
 
 
@@ -160,9 +202,10 @@ def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
     return [*entries, *(entry for entry in further if entry["name"] not in named)]
 
 
-def _give_rdma(container: Manifest, resource: str) -> None:
+def _give_rdma(container: Manifest, resource: str | None) -> None:
+    """``resource``: the extended resource; None where the device comes with the pod's claim."""
     resources = _ensure(container, "resources", {})
-    if resource not in (resources.get("limits") or {}):
+    if resource and resource not in (resources.get("limits") or {}):
         _ensure(resources, "limits", {})[resource] = "1"
         _ensure(resources, "requests", {})[resource] = "1"
     capabilities = _ensure(_ensure(container, "securityContext", {}), "capabilities", {})

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tq_operator.admission.injection import inject, wanted_queue
+from tq_operator.admission.injection import inject, refused_claim, wanted_queue
 from tq_operator.plan.queue import Manifest, Queue
 
 __all__ = ["pod_templates", "preview"]
@@ -29,7 +29,8 @@ def pod_templates(document: Any) -> Iterator[Manifest]:
 def preview(document: Manifest, queues: Mapping[tuple[str, str], Queue], namespace: str) -> Manifest:
     """``document`` with every pod template that asks for a queue as its pods would be.
 
-    Raises ValueError if a template asks for a queue that is not there or does not admit the namespace.
+    Raises ValueError if a template asks for a queue that is not there, does not admit the namespace, or gives devices
+    by claims that a pod there cannot have.
     """
     result = copy.deepcopy(document)
     place = str((result.get("metadata") or {}).get("namespace") or namespace)
@@ -42,5 +43,7 @@ def preview(document: Manifest, queues: Mapping[tuple[str, str], Queue], namespa
             raise ValueError(f"TransferQueue {'/'.join(wanted)} is in none of the files; add it with -f")
         if not queue.admits(place):
             raise ValueError(f"TransferQueue {'/'.join(wanted)} does not admit pods of namespace {place}")
+        if problem := refused_claim(template, queue, place):
+            raise ValueError(problem)
         template.update(inject(template, queue, place))
     return result

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tq_operator.admission.injection import inject, patch, wanted_queue
+from tq_operator.admission.injection import inject, patch, refused_claim, wanted_queue
 from tq_operator.api.binding import Binding
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
@@ -108,6 +108,8 @@ def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
         )
     if problem := _malformed_pod(review.subject):
         return deny(review, problem)
+    if problem := refused_claim(review.subject, queue, review.namespace):
+        return deny(review, problem)
     return allow(review, patch(review.subject, inject(review.subject, queue, review.namespace)))
 
 
@@ -139,7 +141,7 @@ def _malformed_pod(pod: Mapping[str, Any]) -> str:
     spec, metadata = pod.get("spec", {}), pod.get("metadata", {})
     if not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
         return "not a pod: spec and metadata must be objects"
-    for key in ("containers", "initContainers", "volumes"):
+    for key in ("containers", "initContainers", "volumes", "resourceClaims"):
         entries = spec.get(key) or []
         if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
             return f"not a pod: spec.{key} must be a list of objects"
@@ -148,6 +150,10 @@ def _malformed_pod(pod: Mapping[str, Any]) -> str:
                 listed = entry.get(inner) or []
                 if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
                     return f"not a pod: spec.{key}[].{inner} must be a list of objects"
+            resources = entry.get("resources") or {}
+            claims = (resources.get("claims") or []) if isinstance(resources, Mapping) else None
+            if not isinstance(claims, list) or not all(isinstance(item, Mapping) for item in claims):
+                return f"not a pod: spec.{key}[].resources.claims must be a list of objects"
     return ""
 
 

@@ -37,7 +37,8 @@ FIXES: Mapping[str, str] = {
     "QuotaExceeded": "raise the ResourceQuota of the namespace or lower the requests of the queue",
     "MissingRights": "upgrade the chart, whose role has all rights that the operator needs",
     "InvalidSpec": "correct the field that the message names",
-    "RdmaUnavailable": "check the RDMA device plugin and rdma.resourceName, or set rdma.policy to auto",
+    "RdmaUnavailable": "check the RDMA device plugin and rdma.resourceName, or the DRA driver and rdma.claim; or set "
+    "rdma.policy to auto",
     "CrashLooping": "kubectl tq logs --previous shows the last words of the pods",
     "OutOfMemory": "raise the memory limit in the resources of that part",
     "ImagePullFailed": "check the image's name, the registry, and imagePullSecrets",
@@ -385,9 +386,21 @@ def _rdma(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
     if queue is None or queue.spec.transport != "rdma":
         return
     name, policy = queue.spec.rdma.resource_name, queue.spec.rdma.policy
+    if claim := queue.spec.rdma.claim:
+        device_class = claim.device_class_name
+        count, missing = surroundings.access.cluster.claimable(device_class)
+        if count is None:
+            text = "DeviceClasses and ResourceSlices may not be read, so it is not known whether there are devices"
+            yield warn("rdma", text, _RIGHTS)
+        elif missing:
+            fix = "check that the DRA driver runs on the nodes (kubectl get deviceclasses,resourceslices)"
+            yield (fail if policy == "required" else warn)("rdma", missing, fix)
+        else:
+            yield ok("rdma", f"DeviceClass {device_class} exists, and ResourceSlices list {count} devices")
+        return
     if name is None:
-        fix = "set rdma.resourceName to the resource of the device plugin, or rdma.policy to off"
-        yield warn("rdma", f"{queue.name} names no resource, so its bytes move over TCP", fix)
+        fix = "set rdma.resourceName to the resource of the device plugin, or rdma.claim, or rdma.policy to off"
+        yield warn("rdma", f"{queue.name} names no resource and no claim, so its bytes move over TCP", fix)
         return
     offered, needed = surroundings.access.cluster.offered(name), queue.spec.storage.replicas
     fix = f"check that the RDMA device plugin runs on the nodes (kubectl describe node lists {name})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tq_operator.plan.claims import claim_templates, storage_claim
 from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
 from tq_operator.plan.pods import (
@@ -66,7 +67,7 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
         files["policy.yaml"] = yaml_text(policy)
     if uses_storage_units(queue):
         files["storage.yaml"] = yaml_text(storage_settings(queue))
-    children = [manifest(queue, "v1", "ConfigMap", "config", data=files)]
+    children = [manifest(queue, "v1", "ConfigMap", "config", data=files), *claim_templates(queue)]
     if queue.spec.backend.mooncake:
         children += masters(queue, queue.spec.backend.mooncake, images)
     children += _controller(queue, images, files["controller.yaml"])
@@ -156,6 +157,8 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     if queue.transport == "rdma" and queue.spec.rdma.resource_name:
         limits[queue.spec.rdma.resource_name] = "1"
         capabilities = ("IPC_LOCK",)
+    if device := storage_claim(queue):
+        capabilities = ("IPC_LOCK",)
     volumes, claims = _storage_volumes(queue)
     container = Container(
         image=part.image or (images.mooncake if mooncake else images.server),
@@ -176,6 +179,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ],
         volumes=volumes,
         capabilities=capabilities,
+        resource_claims=[device] if device else [],
         before_stop=_python("transfer_queue.client.draining", "storage.yaml") if drains(queue) else [],
         stop_seconds=part.drain_seconds + _END_SECONDS if drains(queue) else 0,
     )

@@ -47,6 +47,8 @@ class Container:
     stop_seconds: int = 0
     """How long all of that may take; 0: the cluster's default."""
     capabilities: tuple[str, ...] = ()
+    resource_claims: list[Manifest] = field(default_factory=list)
+    """Entries of the pod's ``resourceClaims``, all of which the container uses."""
 
 
 def manifest(queue: Queue, api_version: str, kind: str, part: str, **content: Any) -> Manifest:
@@ -111,6 +113,7 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
     volumes = {"tmp": ("/tmp", {"emptyDir": {}}), **container.volumes}
     limits = {**container.limits, **part.resources.limits}
     requests = {**container.requests, **part.resources.requests}
+    used = [{"name": claim["name"]} for claim in container.resource_claims]
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -132,7 +135,11 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
                     {"name": port, "containerPort": number, "protocol": "TCP"}
                     for port, number in container.ports.items()
                 ],
-                "resources": {"requests": requests, **({"limits": limits} if limits else {})},
+                "resources": {
+                    "requests": requests,
+                    **({"limits": limits} if limits else {}),
+                    **({"claims": used} if used else {}),
+                },
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "readOnlyRootFilesystem": True,
@@ -155,6 +162,8 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
         # Those without a source come from the claim templates of the StatefulSet.
         "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items() if source],
     }
+    if container.resource_claims:
+        spec["resourceClaims"] = list(container.resource_claims)
     if container.stop_seconds:
         spec["terminationGracePeriodSeconds"] = container.stop_seconds
     if part.node_selector:

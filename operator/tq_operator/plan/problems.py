@@ -66,7 +66,8 @@ def _pod_problem(pod: Manifest) -> Problem | None:
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = condition.get("message", "no node fits")
-            rdma = "rdma" in message.lower()
+            # The only resource claims of a queue's own pods are for RDMA devices.
+            rdma = "rdma" in message.lower() or "cannot allocate all claims" in message
             return Problem("RdmaUnavailable" if rdma else "Unschedulable", f"Pod {name} has no node: {message}")
     return None
 

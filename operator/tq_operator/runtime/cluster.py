@@ -18,7 +18,7 @@ from tq_operator.plan.names import INJECT_LABEL, MANAGED_BY, MANAGER, QUEUE_LABE
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 
-__all__ = ["CHILD_KINDS", "POD", "Cluster", "ClusterError"]
+__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError"]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -28,8 +28,11 @@ CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
 }
 """Kind -> (path of the API, plural)."""
+UNWATCHED = ("ResourceClaimTemplate",)
+"""Kinds that older clusters do not know, so that they are only listed; there are none where they are unknown."""
 POD = "Pod"
 _KINDS = {
     **CHILD_KINDS,
@@ -67,16 +70,26 @@ class Cluster:
         prefix, plural = _KINDS[kind]
         paths = [f"{prefix}/namespaces/{name}/{plural}" for name in namespaces] or [f"{prefix}/{plural}"]
         chosen = QUEUE_LABEL if kind == POD else f"{MANAGED_BY}={MANAGER},{QUEUE_LABEL}"
-        for path in paths:
-            for items, version in self._pages(path, chosen):
-                yield [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in items], version
+        try:
+            for path in paths:
+                for items, version in self._pages(path, chosen):
+                    yield [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in items], version
+        except NotFoundError:
+            if kind not in UNWATCHED:
+                raise
 
     def children(self, namespace: str, queue: str) -> dict[tuple[str, str], Manifest]:
         """Children of a queue by (kind, name)."""
         chosen = _text(selector(queue))
         found = {}
         for kind, (prefix, plural) in CHILD_KINDS.items():
-            for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True):
+            try:
+                items = self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True)
+            except NotFoundError:
+                if kind not in UNWATCHED:
+                    raise
+                continue
+            for item in items:
                 # Entries of a list do not say what they are.
                 found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
@@ -120,6 +133,23 @@ class Cluster:
         except ClusterError:
             return None
         return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+
+    def claimable(self, device_class: str) -> tuple[int | None, str]:
+        """Devices that ResourceSlices list, None without the right to read them, and why there are none.
+
+        All devices, not only those that the class selects; none without the DeviceClass.
+        """
+        api = "/apis/resource.k8s.io/v1"
+        try:
+            if self._get(api) is None:
+                return 0, "the cluster does not serve resource.k8s.io/v1, which Kubernetes 1.34 and later have"
+            if self._get(f"{api}/deviceclasses/{device_class}") is None:
+                return 0, f"DeviceClass {device_class} does not exist; check the DRA driver and the name"
+            slices = self._list(f"{api}/resourceslices", recent=True)
+        except ClusterError:
+            return None, ""
+        count = sum(len(entry["spec"].get("devices") or []) for entry in slices)
+        return count, "" if count else "no ResourceSlice lists a device; check that the DRA driver runs"
 
     def refused_pods(self, owner: Manifest) -> str:
         """Why the latest pod of a StatefulSet could not be made, which only an event says; empty if none was."""

@@ -9,7 +9,7 @@ import kopf
 
 from tq_operator.api.crd import PLURAL
 from tq_operator.plan.names import MANAGER, QUEUE_LABEL
-from tq_operator.runtime.cluster import CHILD_KINDS, POD
+from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED
 from tq_operator.runtime.reconciler import Reconciler
 from transfer_queue.config.defaults import GROUP, VERSION
 
@@ -18,6 +18,7 @@ __all__ = ["kopf_settings", "watch"]
 _CHILDREN = {
     kind: ("".join(prefix.split("/")[2:-1]), "v1", plural)  # /api/v1 is that of the group ""
     for kind, (prefix, plural) in CHILD_KINDS.items()
+    if kind not in UNWATCHED
 }
 _PODS = ("", "v1", "pods")
 _OURS = {QUEUE_LABEL: kopf.PRESENT}

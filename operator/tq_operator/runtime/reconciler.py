@@ -249,13 +249,13 @@ class Reconciler:
 
     def _observe(self, queue: Queue, previous: dict[str, Any]) -> tuple[Observation, Queue]:
         """What there is, and the queue with the transport that fits it."""
-        cluster, resource = self._cluster, queue.spec.rdma.resource_name
-        capacity = cluster.offered(resource) if resource and queue.spec.transport == "rdma" else None
+        cluster = self._cluster
+        capacity, missing = self._capacity(queue)
         storage = previous.get("storage", {})
         same = previous.get("observedGeneration") == queue.generation
         running = previous.get("transport") if same else None
         working = bool(storage.get("ready")) and storage.get("ready") == storage.get("replicas")
-        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working))
+        queue = replace(queue, decided=choose_transport(queue.spec, capacity, running, working, missing))
         if self.watched.complete:
             children = self.watched.children(queue.namespace, queue.name)
             pods = self.watched.pods(queue.namespace, queue.name)
@@ -279,6 +279,15 @@ class Reconciler:
         )
         return replace(seen, masters=master_group(queue, seen)), queue
 
+    def _capacity(self, queue: Queue) -> tuple[int | None, str]:
+        """RDMA devices for the queue, None if that is not known, and why there are none."""
+        rdma = queue.spec.rdma
+        if queue.spec.transport != "rdma":
+            return None, ""
+        if rdma.claim:
+            return self._cluster.claimable(rdma.claim.device_class_name)
+        return (self._cluster.offered(rdma.resource_name) if rdma.resource_name else None), ""
+
     def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
         """Write what the step says. Gives the children as they are then, and what went wrong."""
         found, problems = dict(children), []
@@ -297,6 +306,7 @@ class Reconciler:
             try:
                 self._check_leading()
                 self._cluster.delete(manifest)
+                self.watched.drop(kind, manifest)
                 logger.info("deleted %s %s/%s", kind, queue.namespace, name)
             except ClusterError as error:
                 problems.append(refusal(f"{kind} {name}", str(error)))

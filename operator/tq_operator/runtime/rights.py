@@ -25,6 +25,7 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("apps", "statefulsets"): _OWNED,
     ("policy", "poddisruptionbudgets"): _OWNED,
     ("networking.k8s.io", "networkpolicies"): _OWNED,
+    ("resource.k8s.io", "resourceclaimtemplates"): ("get", "list", "create", "patch", "delete"),
     ("", "pods"): ("get", "list", "watch"),
     ("", "events"): ("list",),
     ("events.k8s.io", "events"): ("create",),

@@ -1,7 +1,8 @@
 """Children and pods of queues as watches and own writes told of them, so that a look at a queue need not ask again.
 
 A newer version of an object replaces an older one, whichever way it comes. Watches lose deletions while they are
-interrupted: a list of everything, at each resync, corrects that. Until the first one nothing here is to be used.
+interrupted, and tell nothing of kinds that are only listed: a list of everything, at each resync, corrects that. Until
+the first one nothing here is to be used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGED_BY, MANAGER, QUEUE_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest
-from tq_operator.runtime.cluster import CHILD_KINDS, POD, Cluster
+from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED, Cluster
 
 __all__ = ["Key", "Watched", "queues_of"]
 
@@ -108,6 +109,13 @@ class Watched:
             known.ended[key] = max(version, known.ended.get(key, 0))
         return queues_of(item)
 
+    def drop(self, kind: str, item: Manifest) -> None:
+        """It was deleted from here, of which no watch tells for kinds that are only listed."""
+        with self._lock:
+            known, key = self._kinds[kind], _key(item)
+            if kind in UNWATCHED and key in known.entries:
+                _forget(known, key)
+
     def _keep(self, kind: str, listed: Collection[Key], version: int) -> set[Key]:
         """Forget what a list of ``version`` does not have. Gives the queues that it belonged to."""
         news: set[Key] = set()
@@ -134,7 +142,8 @@ class Watched:
                         listed.add(_key(item))
                         if self.put(kind, item, listed=True):
                             news |= queues_of(item)
-                news |= self._keep(kind, listed, min(versions))
+                if versions:  # of a kind that the cluster knows
+                    news |= self._keep(kind, listed, min(versions))
             complete = True
         finally:
             with self._lock:

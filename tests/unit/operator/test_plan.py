@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import CONFIG_ANNOTATION, desired_children
+from tq_operator.plan.difference import differs, stamped
 from tq_operator.plan.issued import client_certificate, server_certificate
 from tq_operator.plan.names import child_name, selector
 from transfer_queue.config.attach import AttachConfig
@@ -23,6 +25,10 @@ SPECS = {
     "simple": "{backend: {simple: {}}}",
     "mooncake-tcp": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, storage: {replicas: 3}}",
     "mooncake-rdma": "{backend: {mooncake: {}}, rdma: {policy: required, resourceName: rdma/shared}}",
+    "mooncake-rdma-claim": """
+backend: {mooncake: {}}
+rdma: {policy: required, claim: {deviceClassName: rdma.example.com, gpuDeviceClassName: gpu.example.com}}
+""",
     "mooncake-ha": """
 backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi, highAvailability: {etcd: {endpoints: [a:2379, b:2379]}}}}
 """,
@@ -207,6 +213,49 @@ def test_scaling_the_storage_restarts_nothing() -> None:
     assert two[changed[0]]["spec"]["template"] == three[changed[0]]["spec"]["template"]
 
 
+def test_storage_gets_the_rdma_device_alone_and_with_another_class_a_new_template() -> None:
+    def made(claim: str) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+        found = children(f"{{backend: {{mooncake: {{}}}}, rdma: {{claim: {claim}}}}}")
+        pod = found["StatefulSet", "quickstart-storage"]["spec"]["template"]["spec"]
+        (claimed,) = pod["resourceClaims"]
+        assert pod["containers"][0]["resources"]["claims"] == [{"name": claimed["name"]}]
+        assert pod["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        template = found["ResourceClaimTemplate", claimed["resourceClaimTemplateName"]]
+        return claimed, template["spec"]["spec"]["devices"], {name for kind, name in found if "Claim" in kind}
+
+    alone, devices, names = made("{deviceClassName: a.example}")
+    assert devices == {"requests": [{"name": "rdma", "exactly": {"deviceClassName": "a.example"}}]}
+    assert names == {alone["resourceClaimTemplateName"]}
+    beside_a_gpu, same, both = made("{deviceClassName: a.example, gpuDeviceClassName: gpu.example}")
+    assert (beside_a_gpu, same) == (alone, devices), "storage needs no GPU"
+    assert names < both
+    other, _, others = made("{deviceClassName: b.example}")
+    assert other["name"] == alone["name"]
+    assert not others & both
+
+
+def test_a_template_as_the_apiserver_completes_it_is_not_written_again() -> None:
+    spec = queue(SPECS["mooncake-rdma-claim"])
+    templates = [child for child in desired_children(spec, IMAGES) if child["kind"] == "ResourceClaimTemplate"]
+    assert len(templates) == 2
+    for template in map(stamped, templates):
+        completed = copy.deepcopy(template)
+        for request in completed["spec"]["spec"]["devices"]["requests"]:
+            request["exactly"] |= {"allocationMode": "ExactCount", "count": 1}
+        assert not differs(template, completed)
+        completed["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "other.example"
+        assert differs(template, completed)
+
+
+@pytest.mark.parametrize("rdma", ['policy: "off", ', ""])
+def test_without_rdma_there_is_no_claim(rdma: str) -> None:
+    protocol = "rdma" if rdma else "tcp"
+    claim = "claim: {deviceClassName: a.example, gpuDeviceClassName: gpu.example}"
+    found = children(f"{{backend: {{mooncake: {{protocol: {protocol}}}}}, rdma: {{{rdma}{claim}}}}}")
+    assert not [kind for kind, _ in found if kind == "ResourceClaimTemplate"]
+    assert "resourceClaims" not in found["StatefulSet", "quickstart-storage"]["spec"]["template"]["spec"]
+
+
 def test_a_change_of_settings_restarts_the_process_that_reads_them() -> None:
     def marks(spec: str) -> dict[str, str]:
         return {
@@ -222,7 +271,7 @@ def test_a_change_of_settings_restarts_the_process_that_reads_them() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 253, "with.dots", "9digits", "a" * 43, "x", "1" * 60 + "." + "b" * 60])
 def test_a_name_of_any_length_gives_children_that_the_apiserver_accepts(name: str) -> None:
-    for part in ("controller", "storage", "mooncake-master", "config"):
+    for part in ("controller", "storage", "mooncake-master", "config", "rdma-gpu-01234567"):
         made = child_name(name, part)
         assert len(made) <= 52
         assert made.strip("-") == made

@@ -147,6 +147,14 @@ def test_a_pod_without_a_node_says_what_is_missing() -> None:
     )
 
 
+def test_a_pod_whose_claim_no_node_can_fulfil_waits_for_rdma() -> None:
+    words = "0/2 nodes are available: 2 cannot allocate all claims."
+    waiting = pod()
+    waiting["status"] = {"conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": words}]}
+    degraded = condition(queue_status(QUEUE, observed(storage=1, pods=[waiting]), {}, NOW), "Degraded")
+    assert degraded["reason"] == "RdmaUnavailable"
+
+
 def test_a_refused_write_is_told_about_although_all_pods_are_ready() -> None:
     seen = observed(problems=[Problem("NameConflict", "Service quickstart-storage exists")])
     status = queue_status(QUEUE, seen, {}, NOW)

@@ -17,6 +17,7 @@ from tq_operator.plan.step import ALLOW_LOSS, PAUSE, lossy_change, next_step, wa
 from transfer_queue.config.resource import TlsMode
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
+CLAIM = "{backend: {mooncake: {globalSegmentSize: 256Mi}}, rdma: {policy: POLICY, claim: {deviceClassName: CLASS}}}"
 MOONCAKE = "{backend: {mooncake: {globalSegmentSize: 256Mi}}, rdma: {policy: POLICY, resourceName: rdma/shared}}"
 
 
@@ -30,6 +31,7 @@ class World:
         self.status: dict[str, Any] = {}
         self.used: int | None = None
         self.capacity: int | None = None
+        self.missing = ""
         self.default_tls: TlsMode = "off"
         self.works = True
         self.leaving: list[str] = []
@@ -58,7 +60,7 @@ class World:
         queue = self.queue()
         same = self.status.get("observedGeneration") == queue.generation
         running = self.status.get("transport") if same else None
-        decided = choose_transport(queue.spec, self.capacity, running, self.works)
+        decided = choose_transport(queue.spec, self.capacity, running, self.works, self.missing)
         queue = replace(queue, decided=decided)
         step = next_step(queue, self.images, self.children, bool(self.used), self.used)
         queue = replace(queue, tls=queue.running_tls) if step.held else queue
@@ -221,6 +223,38 @@ def rdma_without_a_resource() -> World:
     return world
 
 
+def rdma_claim() -> World:
+    spec = CLAIM.replace("POLICY", "auto").replace("CLASS", "a.example")
+    world = World(spec)
+    world.capacity, world.missing = 0, "no ResourceSlice lists a device; check that the DRA driver runs"
+    world.settle("created where no node has a device")
+    world.capacity, world.missing = 4, ""
+    world.settle("a node with devices comes")
+    world.change("another spec", spec.replace("256", "512"))
+    world.used = 5
+    world.change("another class, while there are rows", spec.replace("256", "512").replace("a.example", "b.example"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.capacity = None
+    world.settle("the operator may not see devices any more")
+    world.capacity = 0
+    world.settle("the devices are gone while all pods run")
+    world.change("TCP is wanted", "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 512Mi}}}")
+    return world
+
+
+def rdma_claim_required() -> World:
+    world = World(CLAIM.replace("POLICY", "required").replace("CLASS", "a.example"))
+    world.capacity, world.works = 0, False
+    world.missing = "DeviceClass a.example does not exist; check the DRA driver and the name"
+    world.settle("created where nobody has made the class")
+    world.capacity, world.missing, world.works = 4, "", True
+    for key in list(world.children):
+        world.restarted(*key)
+    world.settle("the driver is installed")
+    return world
+
+
 def tls_turned_on() -> World:
     world = World("{backend: {simple: {}}, storage: {replicas: 3}}")
     world.settle("created, without TLS")
@@ -251,6 +285,8 @@ def tls_turned_on() -> World:
         tls_turned_on,
         rdma_auto,
         rdma_required,
+        rdma_claim,
+        rdma_claim_required,
         rdma_without_a_resource,
     ],
 )

@@ -128,6 +128,23 @@ def test_a_deletion_that_no_watch_told_of_is_seen_by_the_next_list(world: World)
     assert world.look() == ["GET transferqueues", "GET deployments", "PATCH deployments"]
 
 
+def test_a_kind_that_is_only_listed_is_known_by_own_writes_too() -> None:
+    templates = "/apis/resource.k8s.io/v1/namespaces/rl/resourceclaimtemplates"
+    manifest = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "old", "namespace": "rl", "labels": labels("quickstart", "rdma"), "annotations": {}},
+        "spec": {},
+    }
+    world = World()
+    watched, key = world.reconciler.watched, ("ResourceClaimTemplate", "old")
+    listed = world.cluster.put(f"{templates}/old", manifest)
+    world.relist()
+    assert key in watched.children(*KEY)
+    watched.drop("ResourceClaimTemplate", listed)
+    assert key not in watched.children(*KEY)
+
+
 def test_what_belongs_to_something_else_is_never_taken_over_and_asked_for_until_it_is_gone(world: World) -> None:
     path = "/api/v1/namespaces/rl/configmaps/quickstart-config"
     for marks in ({}, {"labels": labels("quickstart", "config")}):

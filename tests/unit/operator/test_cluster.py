@@ -1,0 +1,140 @@
+"""Calls of the operator against a server that answers as an apiserver does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.unit.operator.queues import document
+from tq_operator.api.crd import custom_resource_definitions
+from tq_operator.kubectl.access import Access
+from tq_operator.kubectl.checks import Surroundings, examine
+from tq_operator.runtime.cluster import CHILD_KINDS, Cluster, ClusterError
+
+API = "/apis/resource.k8s.io/v1"
+CLASS = f"{API}/deviceclasses/rdma.example.com"
+SLICES = f"{API}/resourceslices"
+OLD: dict[str, Any] = {
+    f"{prefix}/namespaces/rl/{plural}": {"items": []} for prefix, plural in CHILD_KINDS.values() if prefix != API
+}
+"""A cluster older than Kubernetes 1.34."""
+
+
+@pytest.fixture
+def answers() -> dict[str, Any]:
+    """Path -> object, or the status of a refusal. All else is not found."""
+    return {}
+
+
+@pytest.fixture
+def access(answers: Mapping[str, Any]) -> Iterator[Access]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0], 404)
+            status, body = (answer, {"message": f"status {answer}"}) if isinstance(answer, int) else (200, answer)
+            text = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        settings = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
+        settings.no_proxy = "127.0.0.1"
+        yield Access(settings, "rl")
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cluster(access: Access) -> Iterator[Cluster]:
+    with access.api() as api:
+        yield Cluster(api)
+
+
+def slices(*devices: int) -> dict[str, Any]:
+    return {"items": [{"spec": {"devices": [{"name": str(n)} for n in range(count)]}} for count in devices]}
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "why"),
+    [
+        ({}, 0, "the cluster does not serve resource.k8s.io/v1, which Kubernetes 1.34 and later have"),
+        ({API: {}, SLICES: slices(1)}, 0, "DeviceClass rdma.example.com does not exist"),
+        ({API: {}, CLASS: {}, SLICES: slices()}, 0, "no ResourceSlice lists a device"),
+        ({API: {}, CLASS: {}, SLICES: {"items": [{"spec": {"sharedCounters": []}}]}}, 0, "no ResourceSlice"),
+        ({API: {}, CLASS: {}, SLICES: slices(2, 0, 3)}, 5, ""),
+        ({API: {}, CLASS: 403, SLICES: slices(1)}, None, ""),
+        ({API: {}, CLASS: {}, SLICES: 403}, None, ""),
+    ],
+)
+def test_devices_are_counted_or_it_is_said_why_there_are_none(
+    cluster: Cluster, answers: dict[str, Any], given: dict[str, Any], count: int | None, why: str
+) -> None:
+    answers |= given
+    found, words = cluster.claimable("rdma.example.com")
+    assert found == count
+    assert words.startswith(why)
+    assert bool(words) == (count == 0)
+
+
+def test_a_cluster_that_knows_no_claims_has_queues_all_the_same(cluster: Cluster, answers: dict[str, Any]) -> None:
+    answers |= OLD
+    assert cluster.children("rl", "quickstart") == {}
+    template = {"metadata": {"name": "quickstart-rdma", "namespace": "rl"}}
+    answers[f"{API}/namespaces/rl/resourceclaimtemplates"] = {"items": [template]}
+    (found,) = cluster.children("rl", "quickstart").items()
+    assert found == (
+        ("ResourceClaimTemplate", "quickstart-rdma"),
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", **template},
+    )
+
+
+def test_templates_that_may_not_be_listed_are_not_taken_for_none(cluster: Cluster, answers: dict[str, Any]) -> None:
+    answers |= {**OLD, f"{API}/namespaces/rl/resourceclaimtemplates": 403}
+    with pytest.raises(ClusterError, match="status 403"):
+        cluster.children("rl", "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "state", "text", "fix"),
+    [
+        ("auto", {}, "warn", "the cluster does not serve resource.k8s.io/v1", "check that the DRA driver runs"),
+        (
+            "required",
+            {API: {}},
+            "fail",
+            "DeviceClass rdma.example.com does not exist",
+            "check that the DRA driver runs",
+        ),
+        ("required", {API: {}, CLASS: {}, SLICES: 403}, "warn", "may not be read", "ask for the right to read it"),
+        ("required", {API: {}, CLASS: {}, SLICES: slices(2)}, "ok", "ResourceSlices list 2 devices", ""),
+    ],
+)
+def test_doctor_looks_for_the_devices_of_a_claim(
+    access: Access, answers: dict[str, Any], policy: str, given: dict[str, Any], state: str, text: str, fix: str
+) -> None:
+    spec = f"{{backend: {{mooncake: {{}}}}, rdma: {{policy: {policy}, claim: {{deviceClassName: rdma.example.com}}}}}}"
+    answers |= {"/version": {"gitVersion": "v1.36.0"}, **given}
+    answers["/apis/transferqueue.io/v1alpha1/namespaces/rl/transferqueues"] = {
+        "metadata": {"resourceVersion": "1"},
+        "items": [document(spec)],
+    }
+    established = {"status": {"conditions": [{"type": "Established", "status": "True"}]}}
+    for definition in custom_resource_definitions().values():
+        name = definition["metadata"]["name"]
+        answers[f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"] = {**definition, **established}
+    (found,) = (finding for finding in examine(Surroundings(access)) if finding.check == "rdma")
+    assert found.state == state
+    assert text in found.text
+    assert found.fix.startswith(fix)
