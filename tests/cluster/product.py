@@ -75,7 +75,7 @@ def ours(cluster: Cluster) -> list[str]:
 def remove(cluster: Cluster) -> None:
     """Take the product off the cluster, whatever is left of it."""
     # A namespace with pods that may take ten minutes to end is looked at again after five, though they end at once.
-    cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--for=delete", "--timeout=90s")
+    cluster.kubectl("delete", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--timeout=90s")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
     cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=120s", "--ignore-not-found")
     cluster.kubectl("delete", "crd", "-l", "app.kubernetes.io/part-of=transferqueue", "--ignore-not-found")
