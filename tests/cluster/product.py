@@ -78,7 +78,7 @@ def remove(cluster: Cluster) -> None:
     if "customresourcedefinition.apiextensions.k8s.io/transferqueues.transferqueue.io" in ours(cluster):
         cluster.kubectl("delete", "tq", "--all", "-n", NAMESPACE, "--timeout=60s")
     # A namespace with pods that may take ten minutes to end is looked at again after five, though they end at once.
-    cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--for=delete", "--timeout=90s")
+    cluster.kubectl("delete", "pods", "-n", NAMESPACE, "-l", QUEUE_LABEL, "--timeout=90s")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
     cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=120s", "--ignore-not-found")
     cluster.kubectl("delete", "crd", "-l", "app.kubernetes.io/part-of=transferqueue", "--ignore-not-found")

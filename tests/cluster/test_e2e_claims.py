@@ -160,6 +160,7 @@ def test_a_pod_waits_until_a_gpu_and_a_device_below_its_root_are_free(driven: tu
     cluster, drivers = driven
     wait_running(cluster, "node1-0", "node1-1")
     freed = given(cluster, "node1-0")
+    assert freed in PAIRS
     apply(cluster, asking("node1-2"))
     wait_until(lambda: unfit(cluster, "node1-2"), "the third pod of the node fits nowhere", 30)
     assert "node1-2" not in allocated(cluster)
