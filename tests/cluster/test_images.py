@@ -93,5 +93,5 @@ def test_an_unchanged_image_is_not_built_again(privileged: None) -> None:
 
 
 def test_an_image_without_a_dockerfile_is_refused_naming_those_there_are() -> None:
-    with pytest.raises(ClusterError, match="mooncake, operator, server, trainer"):
+    with pytest.raises(ClusterError, match="mooncake, operator, ray, server, trainer"):
         build_image("no-such-image")
