@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError
-from transfer_queue.storage.base import Peer, UnitStats
-from transfer_queue.wire.messages import Alloc
+from transfer_queue.storage.base import Peer, Served, UnitStats
+from transfer_queue.wire.messages import Alloc, Extent
 
 __all__ = ["Entry", "Ledger"]
 
@@ -60,12 +60,13 @@ class Ledger:
     def is_connected(self, writer: int) -> bool:
         return writer in self._writers
 
-    def alloc(self, peer: Peer, message: Alloc) -> Coroutine[Any, Any, None]:
-        """Set space aside. Raises CapacityError after ``message.wait_s`` seconds without it, RequestError."""
+    def alloc(self, peer: Peer, message: Alloc) -> Coroutine[Any, Any, Served]:
+        """Set space aside; gives the answer to that. Raises CapacityError after ``message.wait_s`` seconds without it,
+        RequestError."""
         self._awaited.add(message.block)
         return self._alloc(peer, message)
 
-    async def _alloc(self, peer: Peer, message: Alloc) -> None:
+    async def _alloc(self, peer: Peer, message: Alloc) -> Served:
         deadline = asyncio.get_running_loop().time() + message.wait_s
         problem = f"no capacity for {message.nbytes} bytes on {self._name}"
         try:
@@ -79,6 +80,7 @@ class Ledger:
                     raise RequestError(f"block {message.block:#x} exists already, was given up, or its writer is gone")
                 self.entries[message.block] = Entry(message.nbytes, peer)
                 self._used += message.nbytes
+                return Served(Extent(0))
         finally:
             self._awaited.discard(message.block)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kubernetes import client
@@ -70,28 +71,20 @@ class Cluster:
         prefix, plural = _KINDS[kind]
         paths = [f"{prefix}/namespaces/{name}/{plural}" for name in namespaces] or [f"{prefix}/{plural}"]
         chosen = QUEUE_LABEL if kind == POD else f"{MANAGED_BY}={MANAGER},{QUEUE_LABEL}"
-        try:
+        with _where_served(kind):
             for path in paths:
                 for items, version in self._pages(path, chosen):
                     yield [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in items], version
-        except NotFoundError:
-            if kind not in UNWATCHED:
-                raise
 
     def children(self, namespace: str, queue: str) -> dict[tuple[str, str], Manifest]:
         """Children of a queue by (kind, name)."""
         chosen = _text(selector(queue))
         found = {}
         for kind, (prefix, plural) in CHILD_KINDS.items():
-            try:
-                items = self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True)
-            except NotFoundError:
-                if kind not in UNWATCHED:
-                    raise
-                continue
-            for item in items:
-                # Entries of a list do not say what they are.
-                found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
+            with _where_served(kind):
+                for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True):
+                    # Entries of a list do not say what they are.
+                    found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
 
     def child(self, manifest: Manifest) -> Manifest | None:
@@ -269,6 +262,16 @@ class Cluster:
             raise ClusterError(f"the apiserver does not answer: {error}") from None
         found: bytes = answer.data
         return found
+
+
+@contextmanager
+def _where_served(kind: str) -> Iterator[None]:
+    """Nothing is found of an UNWATCHED kind that the cluster does not know."""
+    try:
+        yield
+    except NotFoundError:
+        if kind not in UNWATCHED:
+            raise
 
 
 def _path(manifest: Manifest) -> str:

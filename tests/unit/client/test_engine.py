@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
-import msgspec
 import pytest
 
+from tests.unit.controllers import serving
+from tests.waiting import until
 from transfer_queue.client import engine as engine_module
 from transfer_queue.client.engine import Engine
 from transfer_queue.control.commands import Commit
 from transfer_queue.errors import CapacityError, NotInitializedError
-from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.connection import Connection
 from transfer_queue.storage.base import Capabilities, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
-from transfer_queue.wire.messages import ControllerRequest, Envelope, Hello, Welcome
+from transfer_queue.wire.messages import Hello, Welcome
 
-DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
 
 
@@ -72,25 +71,14 @@ async def attached(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, open_backend: Callable[[], Coroutine[Any, Any, Backend]]
 ) -> AsyncIterator[Engine]:
     monkeypatch.setattr(engine_module, "open_backend", lambda kind, context: open_backend())
-    keepalive = Keepalive(60.0, 60.0)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(cast(Any, controller), DECODER, keepalive), "127.0.0.1", 0
-    )
-    engine = Engine([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"], "c", cast(Any, None))
-    await engine.open(10.0)
-    try:
-        yield engine
-    finally:
-        with suppress(RuntimeError):
-            await engine.close()
-        server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+    async with serving(controller) as (address, _):
+        engine = Engine([address], "c", cast(Any, None))
+        await engine.open(10.0)
+        try:
+            yield engine
+        finally:
+            with suppress(RuntimeError):
+                await engine.close()
 
 
 def put(engine: Engine) -> asyncio.Task[Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
 import pytest
 
+from tests.unit.controllers import serving
+from tests.waiting import until
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import ListPartitions, Value
@@ -18,7 +18,7 @@ from transfer_queue.errors import NotInitializedError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import UnitInfo
-from transfer_queue.wire.messages import ControllerRequest, Envelope, Look, UnitsChanged, Welcome
+from transfer_queue.wire.messages import Look, UnitsChanged, Welcome
 
 Seen = list[list[UnitInfo]]
 UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
@@ -47,72 +47,44 @@ class Controller:
     def receive_buffer(self, *_: Any) -> None: ...
 
 
+def unheard(units: list[UnitInfo]) -> None: ...
+
+
 @asynccontextmanager
-async def attaching(controller: Controller) -> AsyncIterator[tuple[ControllerSession, list[Connection]]]:
+async def attaching(
+    controller: Controller, changed: Callable[[list[UnitInfo]], None] = unheard
+) -> AsyncIterator[tuple[ControllerSession, list[Connection]]]:
     """A session, and the controller's ends of its connections."""
-    connections: list[Connection] = []
-    keepalive = Keepalive(2.0, 60.0)
-    decoder = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
-
-    def connection() -> Connection:
-        connections.append(Connection(controller, decoder, keepalive))
-        return connections[-1]
-
-    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    session = ControllerSession([address], "c", keepalive, lambda units: None, Credentials(PeerSecurity()))
-    try:
-        yield session, connections
-    finally:
-        session.close()
-        server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
-def units_seen(more: Callable[[Connection, int], None], until: Callable[[Seen, Controller], bool]) -> Seen:
-    async def run() -> Seen:
-        controller = Controller(more)
-        seen: Seen = []
-        keepalive = Keepalive(2.0, 60.0)
-        decoder = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(controller, decoder, keepalive), "127.0.0.1", 0
-        )
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        session = ControllerSession([address], "c", keepalive, seen.append, Credentials(PeerSecurity()))
+    async with serving(controller) as (address, connections):
+        session = ControllerSession([address], "c", Keepalive(2.0, 60.0), changed, Credentials(PeerSecurity()))
         try:
-            await session.open(10.0)
-            deadline = time.monotonic() + 10.0
-            while not until(seen, controller):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            return seen
+            yield session, connections
         finally:
             session.close()
-            server.close()
-
-    return asyncio.run(run())
 
 
-def test_news_of_units_right_behind_the_welcome_are_not_lost() -> None:
+async def units_seen(more: Callable[[Connection, int], None], enough: Callable[[Seen, Controller], bool]) -> Seen:
+    controller = Controller(more)
+    seen: Seen = []
+    async with attaching(controller, seen.append) as (session, _):
+        await session.open(10.0)
+        await until(lambda: enough(seen, controller))
+    return seen
+
+
+async def test_news_of_units_right_behind_the_welcome_are_not_lost() -> None:
     def tell(connection: Connection, _: int) -> None:
         connection.send(UnitsChanged([UNIT]))
 
-    assert units_seen(tell, lambda seen, _: bool(seen))[-1] == [UNIT]
+    assert (await units_seen(tell, lambda seen, _: bool(seen)))[-1] == [UNIT]
 
 
-def test_a_connection_that_ends_right_behind_the_welcome_is_made_anew() -> None:
+async def test_a_connection_that_ends_right_behind_the_welcome_is_made_anew() -> None:
     def end_the_first(connection: Connection, number: int) -> None:
         if number == 1:
             connection.finish()
 
-    units_seen(end_the_first, lambda _, controller: controller.welcomed > 1)
+    await units_seen(end_the_first, lambda _, controller: controller.welcomed > 1)
 
 
 @pytest.mark.parametrize("turns", range(20))
@@ -129,9 +101,7 @@ async def test_a_session_that_is_closed_while_it_connects_keeps_no_connection(tu
 
 
 async def test_the_end_of_a_session_reaches_what_waits_for_a_connection() -> None:
-    session = ControllerSession(
-        ["127.0.0.1:1"], "c", Keepalive(2.0, 60.0), lambda units: None, Credentials(PeerSecurity())
-    )
+    session = ControllerSession(["127.0.0.1:1"], "c", Keepalive(2.0, 60.0), unheard, Credentials(PeerSecurity()))
     session.start()
     waiting = asyncio.ensure_future(session.request(ListPartitions(""), 60.0))
     await asyncio.sleep(0)
@@ -141,9 +111,7 @@ async def test_the_end_of_a_session_reaches_what_waits_for_a_connection() -> Non
 
 
 async def test_attaching_that_is_given_up_ends() -> None:
-    session = ControllerSession(
-        ["127.0.0.1:1"], "c", Keepalive(2.0, 60.0), lambda units: None, Credentials(PeerSecurity())
-    )
+    session = ControllerSession(["127.0.0.1:1"], "c", Keepalive(2.0, 60.0), unheard, Credentials(PeerSecurity()))
     opening = asyncio.ensure_future(session.open(60.0))
     await asyncio.sleep(0)
     opening.cancel()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from tests.unit.controllers import serving
+from tests.waiting import until
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity, TlsFiles
 from transfer_queue.errors import ConfigError, ConnectionLostError
@@ -19,8 +19,6 @@ from transfer_queue.runtime.storage_unit import ControllerLink, serve
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.storage.base import UnitStats
 from transfer_queue.wire.messages import (
-    ControllerRequest,
-    Envelope,
     FreeBlocks,
     Hello,
     Joined,
@@ -28,8 +26,6 @@ from transfer_queue.wire.messages import (
     UnitReport,
     Welcome,
 )
-
-DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
 class Controller:
@@ -96,33 +92,21 @@ class Store:
 
 def registering(controller: Controller, store: Store, check: Callable[[ControllerLink], Awaitable[None]]) -> None:
     async def run() -> None:
-        keepalive = Keepalive(60.0, 60.0)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(controller, DECODER, keepalive), "127.0.0.1", 0
-        )
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        config = StorageUnitConfig(name="u", host="127.0.0.1", port=0, controller=[address], capacity=1 << 20)
-        link = ControllerLink(config, store, keepalive, [address], None, lambda: True)
-        running = asyncio.create_task(link.run(asyncio.Event()))
-        try:
-            await check(link)
-        finally:
-            while not running.done():  # up to Python 3.11 wait_for may lose a cancellation
-                link.start_over()
-                running.cancel()
-                await asyncio.sleep(0)
-            if controller.current is not None:
-                controller.current.close()
-            server.close()
+        async with serving(controller) as (address, _):
+            config = StorageUnitConfig(name="u", host="127.0.0.1", port=0, controller=[address], capacity=1 << 20)
+            link = ControllerLink(config, store, Keepalive(60.0, 60.0), [address], None, lambda: True)
+            running = asyncio.create_task(link.run(asyncio.Event()))
+            try:
+                await check(link)
+            finally:
+                while not running.done():  # up to Python 3.11 wait_for may lose a cancellation
+                    link.start_over()
+                    running.cancel()
+                    await asyncio.sleep(0)
+                if controller.current is not None:
+                    controller.current.close()
 
     asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
 
 
 def test_a_store_that_fails_after_the_registration_leaves_one_connection_that_reports_with_each_heartbeat() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import pytest
 
+from tests.waiting import until
 from transfer_queue.errors import CapacityError, ConnectionLostError, RequestError
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
 from transfer_queue.runtime.storage_unit import BlockServer
@@ -87,13 +87,6 @@ async def unit_of(folder: Path) -> AsyncIterator[Unit]:
         await backend.close()
         await server.close()
         await store.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
 
 
 async def cancelled_after(turns: int, work: Awaitable[Any]) -> Any:

@@ -76,7 +76,7 @@ class RegisteredStore:
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Alloc):
-            return _granted(self._ledger.alloc(peer, message))
+            return self._ledger.alloc(peer, message)
         if isinstance(message, wire.Fill):
             self._ledger.seal(peer, message.block, bytes(payload or b""))
             return Served(wire.Stored(self.stats()))
@@ -132,11 +132,6 @@ class RegisteredStore:
             and (number >> 32 == peer.writer or not self._ledger.is_connected(number >> 32))
         )
         return [number for number, _ in zip(mine, range(_AT_ONCE), strict=False)]
-
-
-async def _granted(work: Coroutine[Any, Any, None]) -> Served:
-    await work
-    return Served(wire.Extent(0))
 
 
 async def open_store(context: StoreContext) -> RegisteredStore:

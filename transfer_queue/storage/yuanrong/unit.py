@@ -96,7 +96,7 @@ class YuanrongStore:
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Alloc):
-            return _granted(self._ledger.alloc(peer, message))
+            return self._ledger.alloc(peer, message)
         if isinstance(message, wire.Seal):
             self._ledger.seal(peer, message.block)
             return Served(wire.Stored(self.stats()))
@@ -165,11 +165,6 @@ class YuanrongStore:
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, job)
-
-
-async def _granted(work: Coroutine[Any, Any, None]) -> Served:
-    await work
-    return Served(wire.Extent(0))
 
 
 async def open_store(context: StoreContext) -> YuanrongStore:
