@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.columns.recycling import RecycledMemory
 from transfer_queue.errors import CapacityError, InvalidInputError, InvalidTypeError
 
 ROWS = 8
@@ -76,6 +77,27 @@ def test_views_are_of_the_stored_memory_and_copies_are_not(queue: Stack, partiti
     first, second = (tq.kv_batch_get(keys(), partition)["x"].values() for _ in range(2))
     assert first.data_ptr() != second.data_ptr()
     tq.get_client().clear_partition(partition)
+
+
+@pytest.mark.parametrize("transport", [False], indirect=True, ids=["tcp"])
+def test_what_came_over_tcp_stays_where_it_was_received_and_a_small_column_does_not_keep_it(
+    transport: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = RecycledMemory()
+    monkeypatch.setattr("transfer_queue.storage.memory.client.empty_bytes", memory.take)
+    data = TensorDict({"x": dense()["x"], "reward": torch.arange(ROWS)}, batch_size=[ROWS])
+    tq.kv_batch_put(keys(), "p", data)
+    batch = tq.kv_batch_get(keys(), "p")
+    place, reward = batch["x"].values().data_ptr(), batch["reward"]
+    batch["x"].values().zero_()  # the reader's own memory
+    assert memory.idle_bytes == 0
+    del batch
+    gc.collect()
+    assert memory.idle_bytes > data["x"].nbytes
+    again = tq.kv_batch_get(keys(), "p")
+    assert torch.equal(again["x"].values().view(ROWS, WIDTH), data["x"])
+    assert again["x"].values().data_ptr() == place
+    assert torch.equal(reward, data["reward"])
 
 
 def test_who_holds_views_takes_room_and_others_read_and_write_in_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

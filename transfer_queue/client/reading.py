@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedBatch", "ReadPlan", "plan_reads"]
 
+_MOST_KEPT = 32
+"""A column may keep all that was read for a batch in memory if that is at most this many times its own size."""
+
 
 @dataclass(frozen=True)
 class ReadPlan:
@@ -132,8 +135,9 @@ class LoadedBatch:
             for positions, part in parts:
                 part._add_pieces(pieces, None if len(parts) == 1 else positions)
             rows = sum(part.rows for _, part in parts)
-            views = form.zero_copy or all(part.is_own for _, part in parts)
-            return _decoded(pieces, rows, schemas, form, copy=not views)
+            own = all(part.is_own for _, part in parts)
+            least_view = sum(part.nbytes for _, part in parts) // _MOST_KEPT if own and not form.zero_copy else 0
+            return _decoded(pieces, rows, schemas, form, copy=not (form.zero_copy or own), least_view=least_view)
         finally:
             pieces = {}
             for _, part in parts:
@@ -183,20 +187,26 @@ class LoadedBatch:
 
 
 def _decoded(
-    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, *, copy: bool
+    pieces: dict[str, list[Piece]],
+    rows: int,
+    schemas: Sequence[FieldSchema],
+    form: Form,
+    *,
+    copy: bool,
+    least_view: int,
 ) -> TensorDict:
     if not form.streams:
-        return _in_form(pieces, rows, schemas, form, copy)
+        return _in_form(pieces, rows, schemas, form, copy, least_view)
     from transfer_queue.columns.device import complete_on, pin
 
     for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
         pin(found.memory)
     with complete_on(form.streams):
-        return _in_form(pieces, rows, schemas, form, copy)
+        return _in_form(pieces, rows, schemas, form, copy, least_view)
 
 
 def _in_form(
-    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, copy: bool
+    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, copy: bool, least_view: int
 ) -> TensorDict:
     from transfer_queue.columns.tensors import decode, decode_into
 
@@ -206,5 +216,12 @@ def _in_form(
         return out
     copied = copy and form.device is None
     return decode(
-        pieces, rows, schemas, layout=form.layout, copy=copied, allow_pickle=form.allow_pickle, device=form.device
+        pieces,
+        rows,
+        schemas,
+        layout=form.layout,
+        copy=copied,
+        least_view=least_view,
+        allow_pickle=form.allow_pickle,
+        device=form.device,
     )

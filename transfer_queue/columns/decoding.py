@@ -63,6 +63,7 @@ def decode(
     *,
     layout: Layout = "jagged",
     copy: bool = True,
+    least_view: int = 0,
     allow_pickle: bool = True,
     device: torch.device | None = None,
 ) -> TensorDict:
@@ -71,14 +72,14 @@ def decode(
     ``fields``: the fields to return. Rank-0 rows come back as a dense ``(n,)`` tensor; other tensor rows as a jagged
     nested tensor, or with layout "dense" as one dense tensor where all rows have one shape; rows ragged in several
     axes as a strided nested tensor; text, objects, and tensors of differing dtype or rank as a NonTensorStack.
-    Fields with equal row lengths share their offsets. ``copy`` False: a column that lies in one piece may be a view of
-    the block's memory. ``device``: tensors come to lie there, by copies on its current stream that may still be under
-    way at the return.
+    Fields with equal row lengths share their offsets. ``copy`` False: a column of ``least_view`` bytes or more that
+    lies in one piece may be a view of the block's memory. ``device``: tensors come
+    to lie there, by copies on its current stream that may still be under way at the return.
 
     Raises CorruptBlockError for damaged blocks, InvalidInputError if the pieces do not cover each row exactly once,
     InvalidTypeError for pickled values without ``allow_pickle``.
     """
-    assembly = _Assembly(n, layout, copy, allow_pickle, device)
+    assembly = _Assembly(n, layout, copy, allow_pickle, device, least_view)
     found: dict[Any, Any] = {}
     for schema in fields:
         found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
@@ -173,11 +174,18 @@ class _Assembly:
     """One call of ``decode``: what its fields share."""
 
     def __init__(
-        self, n: int, layout: Layout, copy: bool, allow_pickle: bool, device: torch.device | None = None
+        self,
+        n: int,
+        layout: Layout,
+        copy: bool,
+        allow_pickle: bool,
+        device: torch.device | None = None,
+        least_view: int = 0,
     ) -> None:
         self.n = n
         self.layout = layout
         self.copy = copy
+        self.least_view = least_view
         self.allow_pickle = allow_pickle
         self.device = device
         self.offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
@@ -236,11 +244,15 @@ class _Assembly:
                     values[position] = value
         return values
 
+    def may_stay(self, parts: Sequence[_Part], nbytes: int) -> bool:
+        """Whether a column of ``nbytes`` may be a view of the memory of its only part."""
+        return not self.copy and len(parts) == 1 and parts[0].whole and nbytes >= self.least_view
+
     def dense(self, schema: FieldSchema, parts: Sequence[_Part], out: Bytes | None = None) -> ColumnView:
         """``out``: memory for the rows, if they must come to lie there."""
         size = parts[0].column.row_bytes
         if out is None:
-            if not self.copy and len(parts) == 1 and parts[0].whole:
+            if self.may_stay(parts, self.n * size):
                 return parts[0].column.take(parts[0].rows)
             if self.device is not None and (chunks := _in_order(parts)) is not None:
                 return ColumnView(schema, self.n, chunks, None)  # each goes to the device from where it lies
@@ -260,7 +272,7 @@ class _Assembly:
         return ColumnView(schema, self.n, [out], None)
 
     def ragged(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
-        if not self.copy and len(parts) == 1 and parts[0].whole:
+        if self.may_stay(parts, parts[0].column.value_bytes):
             return parts[0].column.take(parts[0].rows)
         shape = schema.shape or ()
         axes = [axis for axis, size in enumerate(shape) if size is None]

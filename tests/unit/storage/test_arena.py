@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.errors import StartError
-from transfer_queue.storage.memory.arena import DATA_START, SLICE_BYTES, ArenaFile, attach_arena
+from transfer_queue.storage.memory.arena import DATA_START, SLICE_BYTES, ArenaFile, attach_arena, populate
 
 
 def resident_bytes(path: Path) -> int:
@@ -38,6 +39,26 @@ def test_another_process_can_attach() -> None:
     command = [sys.executable, "-c", code, str(arena.path), str(arena.nbytes), arena.nonce.hex()]
     subprocess.run(command, check=True, timeout=60)
     assert bytes(arena.memory[DATA_START : DATA_START + 5]) == b"HELLO"
+    arena.close()
+
+
+def test_a_copy_into_populated_memory_meets_no_page_faults() -> None:
+    arena = ArenaFile(16 << 20)
+    arena.start_prefault()
+    assert arena.wait_prefaulted(60)
+    mapped = attach_arena(arena.path, arena.nbytes, arena.nonce)
+    assert mapped is not None
+    half, data = 8 << 20, b"\1" * (8 << 20)
+    with memoryview(mapped) as memory:
+
+        def faults(start: int) -> int:
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+            memory[start : start + half] = data
+            return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+        populate(memory[100:half])
+        assert faults(0) < 8 < half // (2 << 20) * 4 <= faults(half), "of 4 KiB, or of 2 MiB"
+    mapped.close()
     arena.close()
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from transfer_queue.errors import InvalidInputError, StartError
 from transfer_queue.storage.memory.extents import Extents
 
-__all__ = ["ArenaFile", "attach_arena"]
+__all__ = ["ArenaFile", "attach_arena", "populate"]
 
 DATA_START: Final = 4096
 NONCE_BYTES: Final = 16
@@ -183,6 +183,17 @@ class ArenaFile:
             self._map.close()
         if not self._keep:
             self.path.unlink(missing_ok=True)
+
+
+def populate(memory: memoryview) -> None:
+    """Enter the pages of a mapped arena's ``memory`` into this process's page tables, in one call.
+
+    The pages are there since the unit faulted them in, but each process would still meet a fault at each of them, which
+    halves the speed of a first copy. Before Linux 5.14 this does nothing.
+    """
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc.madvise(first, start + memory.nbytes - first, MADV_POPULATE_WRITE)
 
 
 def attach_arena(path: str | os.PathLike[str], nbytes: int, nonce: bytes) -> mmap.mmap | None:

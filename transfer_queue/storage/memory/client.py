@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
-from transfer_queue.storage.memory.arena import attach_arena
+from transfer_queue.storage.memory.arena import attach_arena, populate
 from transfer_queue.storage.memory.liveness import take_lock
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
 
@@ -24,6 +25,8 @@ INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _THREAD_BYTES = 512 << 10
 """Copies from this size on go to the worker thread; shorter ones cost less than the change of thread."""
+_POPULATE_BYTES = 2 << 20
+"""Of a mapped arena, entered into the page tables at a time."""
 _ANSWER_S = 30.0
 _SLOWEST_BYTES_PER_S = 10e6
 """A transfer may take as long as this rate needs; a dead peer is noticed by heartbeat much earlier."""
@@ -49,6 +52,7 @@ class _Mapping:
         self._lock = weakref.finalize(mapped, os.close, descriptor)
         self._lock.atexit = False
         self.buffer = memoryview(mapped)
+        self._populated = bytearray(-(-len(mapped) // _POPULATE_BYTES))  # 1 for each part that is
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Raises ConnectionLostError if the unit went away meanwhile."""
@@ -56,6 +60,15 @@ class _Mapping:
             return self.buffer[offset : offset + nbytes]
         except ValueError:
             raise ConnectionLostError("the storage unit went away") from None
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Make ready for a first copy into this part, which it is only once."""
+        first, end = offset // _POPULATE_BYTES, -(-(offset + nbytes) // _POPULATE_BYTES)
+        if (first := self._populated.find(0, first, end)) < 0:
+            return
+        end = self._populated.rfind(0, first, end) + 1
+        populate(self.view(first * _POPULATE_BYTES, (end - first) * _POPULATE_BYTES))
+        self._populated[first:end] = b"\1" * (end - first)
 
     def close(self) -> bool:
         """False: a copy is under way in another thread, or views are in use; map and lock stay until that is over."""
@@ -89,6 +102,7 @@ class _Link:
 class _Fetched:
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
         self.blocks: list[FetchedBlock] = [None] * count  # type: ignore[list-item]
+        self.is_own = True
         self._loop = loop
         self._leases: list[tuple[Channel, int]] = []
 
@@ -136,7 +150,7 @@ class MemoryBackend:
             if link.mapping is None:
                 await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)
             else:
-                await self._copy_in(block, link.mapping.view(extent.offset, nbytes))
+                await self._copy_in(block, link.mapping, extent.offset)
                 await link.channel.request(Seal(block_id), timeout_s=timeout_s)
         except (TransferQueueError, asyncio.CancelledError) as error:
             if allocated or not isinstance(error, RequestError):  # refused: what is there was another put's
@@ -144,11 +158,17 @@ class MemoryBackend:
             raise
         return nbytes
 
-    async def _copy_in(self, block: EncodedBlock, target: memoryview) -> None:
+    async def _copy_in(self, block: EncodedBlock, mapping: _Mapping, offset: int) -> None:
+        target = mapping.view(offset, block.nbytes)
         if block.nbytes < _THREAD_BYTES:
             block.write_into(target)
-        else:
-            await self._context.run_copy(lambda: block.write_into(target))
+            return
+
+        def copy() -> None:
+            mapping.populate(offset, block.nbytes)
+            block.write_into(target)
+
+        await self._context.run_copy(copy)
 
     async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> _Fetched:
         fetched = _Fetched(asyncio.get_running_loop(), len(reads))
@@ -175,6 +195,7 @@ class MemoryBackend:
         link = await self._link(reads[positions[0]].unit)
         channel = link.channel
         if link.mapping is not None:
+            fetched.is_own = False
             opened, payload = await channel.request(
                 Open([reads[position].block for position in positions]),
                 timeout_s=timeout_s,
@@ -188,7 +209,9 @@ class MemoryBackend:
                 fetched.blocks[position] = FetchedBlock(BlockView(memory), reads[position].rows)
             return
         reply, payload = await channel.request(
-            Read([_part(reads[position]) for position in positions]), timeout_s=timeout_s
+            Read([_part(reads[position]) for position in positions]),
+            timeout_s=timeout_s,
+            into=lambda nbytes: empty_bytes(nbytes).data,
         )
         offset = 0
         for position, nbytes in zip(positions, reply.sizes, strict=True):
