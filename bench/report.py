@@ -24,6 +24,7 @@ LABELS = {
     "redis_server": "redis",
     "flight": "Arrow Flight",
     "memcpy": "memcpy, one thread",
+    "loopback": "loopback TCP alone",
 }
 
 

@@ -41,7 +41,7 @@ def over_tcp(name: str, title: str, target: float) -> Workload:
     """The workload ``name`` over TCP on loopback. ``target``: GB/s of a put and a get."""
     return Workload(
         f"{title}, over TCP",
-        ("ours_tcp", "ours_tls", "upstream", "redis_server", "flight"),
+        ("ours_tcp", "ours_tls", "upstream", "redis_server", "flight", "loopback"),
         _rows(name, "TCP", target),
         ours="ours_tcp",
     )
