@@ -149,7 +149,7 @@ def test_a_unit_keeps_away_from_a_controller_of_another_number_of_shards(said: t
             with pytest.raises(
                 ConnectionLostError, match=f"is {told}, and this unit was started to serve shard 0 of 2"
             ):
-                await link.run(asyncio.Event())
+                await asyncio.wait_for(link.run(asyncio.Event()), 10)
         assert controller.joining == 0
 
     asyncio.run(run())
@@ -162,7 +162,7 @@ def test_a_unit_of_one_controller_keeps_away_from_a_shard() -> None:
             config = StorageUnitConfig(name="u", controller=[address], capacity=1 << 20, start_timeout=0.0)
             link = ControllerLink(config, Store(), Keepalive(60.0, 60.0), [address], None, lambda: True)
             with pytest.raises(ConnectionLostError, match="is shard 0 of 2, and this unit was started to serve one"):
-                await link.run(asyncio.Event())
+                await asyncio.wait_for(link.run(asyncio.Event()), 10)
         assert controller.joining == 0
 
     asyncio.run(run())
