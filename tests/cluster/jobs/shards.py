@@ -61,9 +61,9 @@ def work(shard: int) -> list[tuple[float, float]]:
                     take_turn(partition, len(turns) + 1)
                     break
                 except (ConnectionLostError, WaitTimeoutError) as error:
-                    print(f"{partition}: {error}", flush=True)
+                    print(f"{partition}: {error}\n", end="", flush=True)
         turns.append((began, time.monotonic()))
-        print(shard, len(turns), flush=True)
+        print(f"{shard} {len(turns)}\n", end="", flush=True)  # at once, as the other thread prints too
         time.sleep(PAUSE_S)
     return turns
 
