@@ -207,17 +207,21 @@ def hanging_kubelet(cluster: Cluster, node: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def kill(cluster: Cluster, namespace: str, pod: str) -> float:
-    """SIGKILL to the containers of a pod, as the kernel does when memory is out. Gives time.monotonic() of it."""
+def kill(cluster: Cluster, namespace: str, pod: str, argument: str = "") -> float:
+    """SIGKILL to the containers of a pod, as the kernel does when memory is out. Gives time.monotonic() of it.
+
+    `argument`: only to processes that have it in their command line.
+    """
     uid = cluster.kubectl("get", "pod", pod, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
     killed = 0
     for pid in cgroups.members():
         try:
             groups, program = Path(f"/proc/{pid}/cgroup").read_text(), Path(f"/proc/{pid}/comm").read_text().strip()
+            called = Path(f"/proc/{pid}/cmdline").read_text()
         except OSError:
             continue  # it has ended meanwhile
-        if f"pod{uid}" in groups and program != "pause":
+        if f"pod{uid}" in groups and program != "pause" and argument in called:
             os.kill(pid, signal.SIGKILL)
             killed += 1
-    assert killed, f"pod {pod} has no process"
+    assert killed, f"pod {pod} has no process {argument}"
     return time.monotonic()

@@ -20,6 +20,7 @@ import transfer_queue as tq
 from tests.waiting import wait_until
 from transfer_queue.cli.link import Link
 from transfer_queue.client.draining import drain_unit, undrain_unit
+from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.processes import SamplerChoice, Timing
 from transfer_queue.control.commands import Clear, ListKeys
 from transfer_queue.control.directory import shard_of
@@ -169,6 +170,23 @@ def test_a_unit_is_emptied_of_the_blocks_of_all_shards(client: tq.TransferQueueC
     asyncio.run(undrain_unit(first, "storage-0"))
     for meta in metas:
         client.clear_samples(meta)
+
+
+def test_forwarded_ports_of_all_shards_are_enough_for_the_tools(
+    client: tq.TransferQueueClient, stack: LocalStack
+) -> None:
+    """As ``kubectl tq top`` reaches them: what they say of their own addresses is of no use there."""
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    for name in names:
+        client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id=name)
+    forwarded = [address.replace("127.0.0.1", "localhost") for address in stack.controller_addresses]
+    shuffled = AttachConfig(controller=ControllerAddresses(addresses=[*forwarded[1:], forwarded[0]]))
+    with Link(shuffled) as link:
+        assert set(names) <= {partition["name"] for partition in link.look()["partitions"]}
+        assert [line.addresses for line in link._lines] == [[address] for address in forwarded]
+    with Link(AttachConfig(controller=ControllerAddresses(addresses=forwarded[:1]))) as link:
+        link.look()
+        assert [line.addresses for line in link._lines] == [[address] for address in stack.controller_addresses]
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused

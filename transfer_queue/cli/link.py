@@ -113,10 +113,32 @@ class Link:
             self._lines = [self._first]
         else:
             self._lines = [
-                _Line([address], self._first.credentials, self._first.timeout_s, f"controller shard {number}")
-                for number, address in enumerate(shard.addresses)
+                self._line(address, f"controller shard {number}")
+                for number, address in enumerate(await self._reached(shard.addresses))
             ]
         return self._lines
+
+    def _line(self, address: str, what: str) -> _Line:
+        return _Line([address], self._first.credentials, self._first.timeout_s, what)
+
+    async def _reached(self, announced: list[str]) -> list[str]:
+        """Where each shard is reached: where it says, or, if an address was given for each of them, there: those may be
+        ports that are forwarded to it."""
+        given = self._first.addresses
+        if len(given) != len(announced) or set(given) == set(announced):
+            return announced
+        found: dict[int, str] = {}
+        for address in given:
+            line = self._line(address, "controller")
+            try:
+                shard = Shard.of((await line.connected()).welcome.attributes)
+            except (ConnectionLostError, WaitTimeoutError):
+                return announced
+            finally:
+                line.close()
+            if shard is not None:
+                found[shard.number] = address
+        return [found[number] for number in sorted(found)] if len(found) == len(announced) else announced
 
 
 class _Line:
@@ -125,7 +147,7 @@ class _Line:
     def __init__(self, addresses: list[str], credentials: Credentials, timeout_s: float, what: str) -> None:
         self.credentials = credentials
         self.timeout_s = timeout_s
-        self._addresses = addresses
+        self.addresses = addresses
         self._what = what
         self._connection: Connection | None = None
 
@@ -142,7 +164,7 @@ class _Line:
             return self._connection
         hello = Hello("client", f"tq-{os.getpid()}")
         failure: TransferQueueError = ConnectionLostError("no address of a controller is known")
-        for address in self._addresses:
+        for address in self.addresses:
             try:
                 self._connection = await connect(
                     address,

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from transfer_queue.config import defaults, manifest
 from transfer_queue.config.quantity import Amount, AtLeast, Quantity
 from transfer_queue.config.resource_security import Security, TlsMode
-from transfer_queue.config.rules import Between, Matches, Model, OneOnClusters, Rule
+from transfer_queue.config.rules import Between, Matches, Model, Rule
 from transfer_queue.errors import ConfigError
 
 __all__ = [
@@ -88,7 +88,9 @@ class Sampler(Model):
 class Journal(Model):
     """Where the controller keeps its journal on a cluster, with durability node."""
 
-    size: Quantity = Field(default=Quantity(defaults.JOURNAL_SIZE), description="Size of its persistent volume.")
+    size: Quantity = Field(
+        default=Quantity(defaults.JOURNAL_SIZE), description="Size of its persistent volume, for all shards."
+    )
     storage_class_name: str | None = Field(
         default=None, description="Storage class of persistent volumes; unset: the cluster's default."
     )
@@ -98,10 +100,10 @@ class Controller(Part):
     """The process that knows which rows exist, which are ready and who consumed them."""
 
     replicas: Annotated[int, Between(1, 1)] = Field(default=1, description="Number of controllers.")
-    shards: Annotated[int, OneOnClusters(1, defaults.MOST_SHARDS)] = Field(
+    shards: Annotated[int, Between(1, defaults.MOST_SHARDS)] = Field(
         default=1,
-        description="Controller processes that share the partitions; each takes the next port and metricsPort. More "
-        "than 1 with tq up and the simple backend only.",
+        description="Controller processes that share the partitions; each takes the next port and metricsPort. On a "
+        "cluster they are containers of one pod, each with these resources. More than 1 needs backend simple.",
     )
     port: Port = Field(default=defaults.CONTROLLER_PORT, description="TCP port for clients and storage units.")
     metrics_port: Port = Field(
@@ -123,14 +125,19 @@ class Controller(Part):
     )
     journal: Journal = Field(default=Journal(), description="The journal, unless durability is none.")
     sample_capacity: Annotated[int, Between(1, 2**53)] | None = Field(
-        default=None, description="Most rows that may be live at once; unset: as the backend says."
+        default=None, description="Most rows that may be live at once, over all shards; unset: as the backend says."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda self: self.port != self.metrics_port,
-            "self.port != self.metricsPort",
-            "port and metricsPort must differ",
+            lambda self: abs(self.port - self.metrics_port) >= self.shards,
+            "self.port - self.metricsPort >= self.shards || self.metricsPort - self.port >= self.shards",
+            "port and metricsPort must differ, by no less than shards: each shard takes the next of both",
+        ),
+        Rule(
+            lambda self: max(self.port, self.metrics_port) + self.shards <= 65536,
+            "self.port + self.shards <= 65536 && self.metricsPort + self.shards <= 65536",
+            "each shard takes the next port and metricsPort, which end at 65535; choose lower ones",
         ),
     )
 
@@ -461,6 +468,27 @@ class Spec(Model):
             lambda self: self.backend.simple is not None or self.security.policy is None,
             "has(self.backend.simple) || !has(self.security) || !has(self.security.policy)",
             "security.policy needs backend simple: clients of other backends move rows past the storage units",
+        ),
+        Rule(
+            lambda self: self.backend.simple is not None or self.controller.shards == 1,
+            "has(self.backend.simple) || !has(self.controller) || !has(self.controller.shards)"
+            " || self.controller.shards == 1",
+            "controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
+        ),
+        Rule(
+            lambda self: self.security.policy is None or self.controller.shards == 1,
+            "!has(self.security) || !has(self.security.policy) || !has(self.controller)"
+            " || !has(self.controller.shards) || self.controller.shards == 1",
+            "security.policy needs controller.shards 1: tenants are kept apart by one controller only",
+        ),
+        Rule(
+            lambda self: self.sample_capacity is None or self.sample_capacity >= self.controller.shards,
+            "!has(self.controller) || !has(self.controller.shards) || (has(self.controller.sampleCapacity)"
+            " ? self.controller.sampleCapacity >= self.controller.shards : !has(self.backend.simple)"
+            " || !has(self.backend.simple.numUnits) || !has(self.backend.simple.unitSize)"
+            " || self.backend.simple.numUnits * self.backend.simple.unitSize >= self.controller.shards)",
+            "controller.sampleCapacity, or numUnits times unitSize of backend simple, must be at least "
+            "controller.shards: rows are shared out to them",
         ),
         Rule(
             lambda self: self.backend.ray is None or self.security.tls_mode("off") == "off",

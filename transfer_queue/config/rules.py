@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["Between", "Matches", "Model", "OneOnClusters", "Rule"]
+__all__ = ["Between", "Matches", "Model", "Rule"]
 
 CEL_RULES = "x-kubernetes-validations"
 
@@ -44,15 +44,6 @@ class Between:
             "rule": f"self >= {self.low} && self <= {self.high}",
             "message": self.hint,  # without the number: the apiserver cannot bound the cost of making it a string
         }
-        return {**handler(schema), "format": "int64", CEL_RULES: [rule]}
-
-
-@dataclass(frozen=True)
-class OneOnClusters(Between):
-    """An integer from ``low`` to ``high`` for ``tq up``, and 1 for the apiserver: the operator cannot run more yet."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        rule = {"rule": "self == 1", "message": "more than 1 runs on one machine only, with tq up; use 1 on a cluster"}
         return {**handler(schema), "format": "int64", CEL_RULES: [rule]}
 
 

@@ -11,7 +11,7 @@ from transfer_queue.config.attach import AttachConfig, AttachSecurity, Controlle
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
-from transfer_queue.control.directory import NO_POLICY
+from transfer_queue.config.shards import journal_of, rows_of
 from transfer_queue.errors import ConfigError
 
 __all__ = ["HOST", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
@@ -83,14 +83,13 @@ class LocalPlan:
         if self.shards == 1:
             return [one]
         addresses = [f"{HOST}:{port}" for port in ports]
-        rows, rest = divmod(one.sample_capacity or 0, self.shards)
         return [
             one.model_copy(
                 update={
                     "port": port,
                     "metrics_port": one.metrics_port and one.metrics_port + shard,
-                    "sample_capacity": None if one.sample_capacity is None else rows + (shard < rest),
-                    "journal": one.journal and f"{one.journal}/{shard}-of-{self.shards}",
+                    "sample_capacity": rows_of(one.sample_capacity, shard, self.shards),
+                    "journal": one.journal and journal_of(one.journal, shard, self.shards),
                     "shards": addresses,
                     "shard": shard,
                 }
@@ -135,11 +134,11 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     """The processes of ``resource``. Storage unit i listens i ports above ``spec.storage.port``.
 
     Controller i of several listens i ports above ``spec.controller.port``. Raises ConfigError for a backend that has no
-    local processes, for what only a cluster has, and for settings that do not fit several controllers.
+    local processes, for what only a cluster has, and for ports of several controllers that others need.
     """
     spec = resource.spec
     if spec.controller.shards > 1:
-        _check_shards(spec)
+        _check_ports(spec)
     if spec.security.tokens_secret is not None:
         raise ConfigError(
             "spec.security.tokensSecret: there are no Secrets on one machine, whose programs show the certificate that "
@@ -186,20 +185,9 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     )
 
 
-def _check_shards(spec: Spec) -> None:
+def _check_ports(spec: Spec) -> None:
+    """On one machine the storage units take ports too."""
     controller, storage = spec.controller, spec.storage
-    if spec.backend.simple is None:
-        raise ConfigError(
-            f'spec.controller.shards: the units of backend "{spec.backend.kind}" serve one controller; use 1, or the '
-            "simple backend"
-        )
-    if spec.security.policy is not None:
-        raise ConfigError(f"spec.security.policy: {NO_POLICY}")
-    if spec.sample_capacity is not None and spec.sample_capacity < controller.shards:
-        raise ConfigError(
-            f"spec.controller.sampleCapacity: {spec.sample_capacity} rows cannot be shared out to {controller.shards} "
-            "shards; raise it"
-        )
     used: dict[int, str] = {}
     for name, first, count in (
         ("spec.controller.port", controller.port, controller.shards),

@@ -138,7 +138,7 @@ class Controller(Server):
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         if hello.role == "unit":
             connection.context = Joining()
-            return Welcome("controller", name=self.config.name, run=self.run)
+            return Welcome("controller", name=self.config.name, run=self.run, attributes=self._shard_attribute())
         if connection.principal is not None:  # so that nobody resumes another principal's session
             hello = msgspec.structs.replace(hello, client_id=f"{connection.principal.name}/{hello.client_id}")
         session, resumed = self.clients.admit(hello, connection)
@@ -163,11 +163,13 @@ class Controller(Server):
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
-        if self.config.shards:
-            attributes.update(Shard(self.config.shard, self.config.shards).attribute())
+        attributes.update(self._shard_attribute())
         if self.access is not None and self.access.limited and connection.principal is not None:
             attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
         return attributes
+
+    def _shard_attribute(self) -> dict[str, Any]:
+        return Shard(self.config.shard, self.config.shards).attribute() if self.config.shards else {}
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
         started = perf_counter()

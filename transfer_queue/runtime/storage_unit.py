@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.control.directory import NO_POLICY, shard_of_block
+from transfer_queue.control.directory import NO_POLICY, Shard, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
@@ -149,8 +149,8 @@ class BlockServer(Server):
 class ControllerLink:
     """The connection that a storage unit keeps to a controller: it registers, reports and is told what to free.
 
-    ``addresses``: of the controller. ``owns``: whether a block is that controller's. ``alone``: whether the unit is of
-    no use without it.
+    ``addresses``: of the controller. ``shard``: which of ``config.shards`` it is; None: there is no other. ``alone``:
+    whether the unit is of no use without it.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ControllerLink:
         store: UnitStore,
         keepalive: Keepalive,
         addresses: list[str],
-        owns: Callable[[int], bool] | None,
+        shard: int | None,
         alone: Callable[[], bool],
     ) -> None:
         self.address = ""
@@ -167,7 +167,7 @@ class ControllerLink:
         self.connected = False
         self._joined_before = False
         self._addresses = addresses
-        self._owns = owns
+        self._shard = shard
         self._alone = alone
         self._config = config
         self._store = store
@@ -190,7 +190,22 @@ class ControllerLink:
 
     def _own(self, blocks: list[int]) -> list[int]:
         """Those of ``blocks`` that this controller knows of."""
-        return blocks if self._owns is None else [block for block in blocks if self._owns(block)]
+        if self._shard is None:
+            return blocks
+        return [block for block in blocks if shard_of_block(block, len(self._config.shards)) == self._shard]
+
+    def _check_shard(self, connection: Connection) -> None:
+        """Raises ConnectionLostError for a controller of another number of shards: whose a block is depends on it, and
+        a controller has those freed that it does not know."""
+        found = Shard.of(connection.welcome.attributes)
+        said = None if found is None else (found.number, len(found.addresses))
+        wanted = None if self._shard is None else (self._shard, len(self._config.shards))
+        if said != wanted:
+            told, own = ("one controller" if who is None else "shard {} of {}".format(*who) for who in (said, wanted))
+            raise ConnectionLostError(
+                f"{connection.peer} is {told}, and this unit was started to serve {own}; start it with the settings of "
+                "the queue as it is now"
+            )
 
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
@@ -228,6 +243,7 @@ class ControllerLink:
         self._lost.clear()
         connection = await self._connect()
         try:
+            self._check_shard(connection)
             stats = self._store.stats()
             self._unreported.clear()
             held = self._own(await self._store.inventory())
@@ -327,16 +343,11 @@ class ControllerLinks:
     """The links to all controllers of the queue."""
 
     def __init__(self, config: StorageUnitConfig, store: UnitStore, keepalive: Keepalive) -> None:
-        shards = len(config.shards)
-
-        def link_of(shard: int, address: str) -> ControllerLink:
-            def owns(block: int) -> bool:
-                return shard_of_block(block, shards) == shard
-
-            return ControllerLink(config, store, keepalive, [address], owns, lambda: not self.connected)
-
-        self._links = [link_of(*each) for each in enumerate(config.shards)]
-        if not shards:
+        self._links = [
+            ControllerLink(config, store, keepalive, [address], shard, lambda: not self.connected)
+            for shard, address in enumerate(config.shards)
+        ]
+        if not config.shards:
             self._links = [ControllerLink(config, store, keepalive, config.controller, None, lambda: True)]
 
     @property

@@ -35,7 +35,7 @@ class Condition(Reported):
 class Endpoints(Reported):
     """Addresses of the running parts, host:port unless they are URLs."""
 
-    controller: str | None = Field(default=None, description="Address that clients attach to.")
+    controller: str | None = Field(default=None, description="Address that clients attach to, of several shards each.")
     mooncake_master: str | None = Field(
         default=None, description="Address of the mooncake_master's RPC, or the etcd that knows which master leads."
     )

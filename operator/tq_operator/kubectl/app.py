@@ -19,7 +19,6 @@ from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueu
 
 if TYPE_CHECKING:
     from tq_operator.kubectl.access import Access
-    from tq_operator.kubectl.streams import Forwarder
     from tq_operator.plan.queue import Manifest
     from transfer_queue.cli.link import Link
 
@@ -112,9 +111,7 @@ def top(
     with _cluster(kubeconfig, context, namespace) as access:
         from transfer_queue.cli.top import watch
 
-        document = access.queue(name)
-        forwarding = _controller_port(access, document)
-        with forwarding as forwarder, _explained(forwarder), _link(access, document, forwarder) as link:
+        with _link(access, access.queue(name)) as link:
             watch(link, output, once=once, interval_s=interval)
 
 
@@ -181,7 +178,7 @@ def logs(
             lines = reading.merged(access, pods, wanted, refused)
         for line in lines:
             print(f"{line.source:<{width}}  {line.text}", flush=follow)
-        if len(unread) >= len(pods):
+        if len(unread) >= sum(len(pod["spec"]["containers"]) for pod in pods):
             raise TransferQueueError("no log could be read")
 
 
@@ -205,7 +202,7 @@ def port_forward(
     output: OutputOption = Output.table,
 ) -> None:
     """Reach ports of a part from this machine until Ctrl-C; its next pod too, should this one be replaced."""
-    from tq_operator.kubectl.forwarding import choose_ports, find_pod
+    from tq_operator.kubectl.forwarding import choose_ports, find_pod, is_controller_port
     from tq_operator.kubectl.streams import Forwarder
 
     with _cluster(kubeconfig, context, namespace) as access:
@@ -227,8 +224,9 @@ def port_forward(
             document = {"pod": first["metadata"]["name"], "ports": opened}
             show(document, output, lambda: [f"{each['address']} is {each['name']} of {part.value}" for each in opened])
             sys.stdout.flush()
-            if part is Part.controller and (found := next((o for o in opened if o["name"] == "transferqueue"), None)):
-                console.print(f"export TQ_CONTROLLER_ADDRESS={found['address']}    # for tq top, ls, tail, trace")
+            found = [str(each["address"]) for each in opened if is_controller_port(str(each["name"]))]
+            if part is Part.controller and found:
+                console.print(f"export TQ_CONTROLLER_ADDRESS={','.join(found)}    # for tq top, ls, tail, trace")
             while True:
                 time.sleep(3600)
 
@@ -350,43 +348,37 @@ def _cluster(kubeconfig: str | None, context: str | None, namespace: str | None)
         yield connect(kubeconfig, context, namespace)
 
 
-def _controller_port(access: Access, document: Manifest) -> Forwarder:
-    from tq_operator.kubectl.forwarding import choose_ports, find_pod
-    from tq_operator.kubectl.streams import Forwarder
-
-    queue = document["metadata"]["name"]
-    (port,) = choose_ports(find_pod(access, queue, "controller"), [":transferqueue"])
-    return Forwarder(access, lambda: str(find_pod(access, queue, "controller")["metadata"]["name"]), port.remote)
-
-
 @contextmanager
-def _link(access: Access, document: Manifest, forwarder: Forwarder) -> Iterator[Link]:
+def _link(access: Access, document: Manifest) -> Iterator[Link]:
+    """To the controllers of a queue, through the apiserver. An error says why the pod was not reached, if that is
+    known."""
     from tq_operator.kubectl.credentials import credentials
+    from tq_operator.kubectl.forwarding import choose_ports, find_pod, is_controller_port
+    from tq_operator.kubectl.streams import Forwarder
     from transfer_queue.cli.link import Link
     from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 
-    with credentials(access, document) as security:
-        config = AttachConfig(controller=ControllerAddresses(addresses=[forwarder.address]), security=security)
-        # The first answer comes over a connection that the apiserver and the kubelet have to make.
-        with Link(config, timeout_s=30.0) as link:
-            yield link
+    def pod() -> Manifest:
+        return find_pod(access, document["metadata"]["name"], "controller")
 
-
-@contextmanager
-def _explained(forwarder: Forwarder) -> Iterator[None]:
-    """The error of a connection through ``forwarder`` says why the pod was not reached, where that is known."""
-    try:
-        yield
-    except (ConnectionLostError, WaitTimeoutError) as error:
-        why = forwarder.failure or str(error)
-        raise ConnectionLostError(f"the controller cannot be reached through the apiserver: {why}") from None
+    with ExitStack() as stack:
+        forwarders = [
+            stack.enter_context(Forwarder(access, lambda: str(pod()["metadata"]["name"]), port.remote))
+            for port in choose_ports(pod(), [])
+            if is_controller_port(port.name)
+        ]
+        addresses = ControllerAddresses(addresses=[forwarder.address for forwarder in forwarders])
+        config = AttachConfig(controller=addresses, security=stack.enter_context(credentials(access, document)))
+        try:
+            # The first answer comes over a connection that the apiserver and the kubelet have to make.
+            with Link(config, timeout_s=30.0) as link:
+                yield link
+        except (ConnectionLostError, WaitTimeoutError) as error:
+            why = next((forwarder.failure for forwarder in forwarders if forwarder.failure), str(error))
+            raise ConnectionLostError(f"the controller cannot be reached through the apiserver: {why}") from None
 
 
 def _picture(access: Access, document: Manifest) -> dict[str, Any]:
     """What the controller says of itself. Raises TransferQueueError."""
-    with (
-        _controller_port(access, document) as forwarder,
-        _explained(forwarder),
-        _link(access, document, forwarder) as link,
-    ):
+    with _link(access, document) as link:
         return link.look()

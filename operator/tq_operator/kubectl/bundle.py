@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import tarfile
 import time
 from collections.abc import Callable
@@ -31,7 +32,8 @@ __all__ = ["collect", "write_archive"]
 _NODE_KEPT = ("conditions", "allocatable", "capacity", "nodeInfo")
 _LINES = 20_000
 """Of each log, the last ones."""
-_METRICS_PORTS = ("metrics", "health")
+_METRICS_PORT = re.compile(r"(?:metrics|health)(-\d+)?")
+"""Of several shards each has a number behind the name."""
 
 
 class _Collector:
@@ -76,11 +78,11 @@ class _Collector:
             self._logs(access, f"{folder}/{name}.log", pod, Range(tail=_LINES))
             if any(each.get("restartCount") for each in pod.get("status", {}).get("containerStatuses", [])):
                 self._logs(access, f"{folder}/{name}.previous.log", pod, Range(tail=_LINES, previous=True))
-            if (port := _metrics_port(pod)) is not None:
+            for what, port in _metrics_ports(pod).items():
                 path = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics"
-                text = self.attempt(f"{folder}/{name}.metrics", partial(access.cluster.read, path), "")
+                text = self.attempt(f"{folder}/{name}.{what}", partial(access.cluster.read, path), "")
                 if text:
-                    self.files[f"{folder}/{name}.metrics"] = text
+                    self.files[f"{folder}/{name}.{what}"] = text
 
     def _logs(self, access: Access, file: str, pod: Manifest, wanted: Range) -> None:
         self._progress(file)
@@ -156,12 +158,14 @@ def write_archive(file: Path, files: dict[str, str]) -> None:
         raise ConfigError(f"{file}: {error.strerror}; name another file with --file") from None
 
 
-def _metrics_port(pod: Manifest) -> int | None:
+def _metrics_ports(pod: Manifest) -> dict[str, int]:
+    """By the endings of their files, the first of each."""
+    ports: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
         for port in container.get("ports", []):
-            if port.get("name") in _METRICS_PORTS:
-                return int(port["containerPort"])
-    return None
+            if found := _METRICS_PORT.fullmatch(port.get("name", "")):
+                ports.setdefault(f"metrics{found[1] or ''}", int(port["containerPort"]))
+    return ports
 
 
 def _node(node: Manifest) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from tq_operator.kubectl.access import Access, is_ready, pod_named
 from tq_operator.plan.queue import Manifest
 from transfer_queue.errors import ConfigError, TransferQueueError
 
-__all__ = ["Port", "choose_ports", "find_pod"]
+__all__ = ["Port", "choose_ports", "find_pod", "is_controller_port"]
 
 
 class Port(NamedTuple):
@@ -32,6 +33,11 @@ def find_pod(access: Access, queue: str, part: str, name: str | None = None) -> 
     raise TransferQueueError(
         f"no ready pod of the {part} of queue {queue}; its pods: {names}. kubectl tq doctor {queue} says what is wrong"
     )
+
+
+def is_controller_port(name: str) -> bool:
+    """Whether clients attach to the port of that name of the controller's pod. Each shard has one, in their order."""
+    return re.fullmatch(r"transferqueue|shard-\d+", name) is not None
 
 
 def choose_ports(pod: Manifest, wanted: Sequence[str]) -> list[Port]:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from tq_operator.kubectl.access import PARTS
+from tq_operator.plan.names import is_controller
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
 
@@ -25,7 +26,7 @@ REDACTED = "REDACTED"
 _SHORTEST = 6
 """Shorter values are left out of objects, but not looked for in texts, which would become unreadable."""
 _OWN_CONTAINERS = {*PARTS, "operator"}
-_OWN_FILES = {"attach.yaml", "controller.yaml", "policy.yaml", "storage.yaml"}
+_OWN_FILES = {"attach.yaml", "policy.yaml", "storage.yaml"}
 _OWN_VARIABLES = re.compile(r"(TQ|MC)_[A-Z0-9_]+|POD_NAME|POD_IP|LOCAL_IP|HOST_IP|PYTHONDONTWRITEBYTECODE")
 _PLAIN_ANNOTATIONS = (f"{GROUP}/", "deployment.kubernetes.io/", "meta.helm.sh/", "pv.kubernetes.io/")
 _FOREIGN_KEPT = ("name", "image", "imagePullPolicy", "ports", "resources", "volumeMounts")
@@ -91,7 +92,7 @@ class Redactor:
         try:
             return (
                 yaml.safe_dump(self._walk(yaml.safe_load(text)), sort_keys=False)
-                if name in _OWN_FILES
+                if name in _OWN_FILES or (name.endswith(".yaml") and is_controller(name.removesuffix(".yaml")))
                 else self._removed(text)
             )
         except yaml.YAMLError:
@@ -125,7 +126,8 @@ class Redactor:
     def _container(self, entry: Any, key: str) -> Any:
         if not isinstance(entry, Mapping):
             return entry
-        if key == "containers" and entry.get("name") in _OWN_CONTAINERS:
+        name = str(entry.get("name"))
+        if key == "containers" and (name in _OWN_CONTAINERS or is_controller(name)):
             return self._walk(entry)
         words = [str(word) for word in (*(entry.get("command") or ()), *(entry.get("args") or ()))]
         for word in words[1:] if entry.get("command") else words:  # the first one is a program
@@ -134,7 +136,7 @@ class Redactor:
                 self.learn(value or option)
         for variable in entry.get("env") or ():
             self._variable(variable)
-        return {name: entry[name] for name in _FOREIGN_KEPT if name in entry}
+        return {kept: entry[kept] for kept in _FOREIGN_KEPT if kept in entry}
 
     def _removed(self, value: Any) -> str:
         self.learn(str(value))

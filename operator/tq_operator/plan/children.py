@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tq_operator.plan.claims import claim_templates, storage_claim
 from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
@@ -61,7 +63,7 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     """Every object that shall exist for ``queue``, in the order of creation."""
     files = {
         "attach.yaml": yaml_text(attach_settings(queue, queue.tls)),
-        "controller.yaml": yaml_text(controller_settings(queue)),
+        **{f"{name}.yaml": yaml_text(settings) for name, settings in controller_settings(queue).items()},
     }
     if policy := policy_settings(queue):
         files["policy.yaml"] = yaml_text(policy)
@@ -70,7 +72,7 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files), *claim_templates(queue)]
     if queue.spec.backend.mooncake:
         children += masters(queue, queue.spec.backend.mooncake, images)
-    children += _controller(queue, images, files["controller.yaml"])
+    children += _controller(queue, images, files)
     if uses_storage_units(queue):
         children += _storage(queue, images, files["storage.yaml"])
     if queue.spec.disruption_budget:
@@ -87,24 +89,28 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     return children
 
 
-def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
+def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[Manifest]:
     part = queue.spec.controller
-    ports = {"transferqueue": part.port, "metrics": part.metrics_port}
-    container = Container(
-        image=part.image or images.server,
-        pull_policy=images.pull_policy,
-        command=_python("transfer_queue.runtime.controller", "controller.yaml"),
-        ports=ports,
-        probes=http_probes("metrics"),
-        requests={"cpu": "100m", "memory": "256Mi"},
-        volumes={
-            "config": _config_volume(queue, "controller.yaml"),
-            **_secret_volumes(queue),
-            **_journal_volume(queue),
-        },
-    )
+    own = [f"{name}.yaml" for name in controller_settings(queue)]
+    volumes = {"config": _config_volume(queue, *own), **_secret_volumes(queue), **_journal_volume(queue)}
+    containers: dict[str, Container] = {}
+    ports: dict[str, int] = {}
+    for shard, file in enumerate(own):
+        listens, metrics = (f"shard-{shard}", f"metrics-{shard}") if shard else ("transferqueue", "metrics")
+        served = {listens: part.port + shard, metrics: queue.metrics_ports[shard]}
+        containers[file.removesuffix(".yaml")] = Container(
+            image=part.image or images.server,
+            pull_policy=images.pull_policy,
+            command=_python("transfer_queue.runtime.controller", file),
+            ports=served,
+            probes=http_probes(metrics),
+            requests={"cpu": "100m", "memory": "256Mi"},
+            volumes=volumes,
+        )
+        ports |= served
     chosen = selector(queue.name, "controller")
-    template = pod_template(queue, "controller", part, container, {CONFIG_ANNOTATION: digest(file)})
+    mark = digest("".join(files[file] for file in own))
+    template = pod_template(queue, "controller", part, containers, {CONFIG_ANNOTATION: mark})
     deployment = manifest(
         queue,
         "apps/v1",
@@ -119,11 +125,18 @@ def _controller(queue: Queue, images: Images, file: str) -> list[Manifest]:
             "template": template,
         },
     )
-    children = [service(queue, "controller", ports, chosen), deployment]
+    # A pod that lacks one of its shards is not ready, and the others serve all the same.
+    shared = {"publishNotReadyAddresses": True} if queue.shards > 1 else {}
+    children = [service(queue, "controller", ports, chosen, **shared), deployment]
     if part.durability == "node":
         claim = _claim_spec(queue, part.journal.size)
-        children.insert(0, manifest(queue, "v1", "PersistentVolumeClaim", "journal", spec=claim))
+        children.insert(0, manifest(queue, "v1", "PersistentVolumeClaim", _journal(queue), spec=claim))
     return children
+
+
+def _journal(queue: Queue) -> str:
+    """The part of the claim. Each number of shards has its own, as none finds anything in the journals of another."""
+    return "journal" if queue.shards == 1 else f"journal-of-{queue.shards}"
 
 
 def _journal_volume(queue: Queue) -> dict[str, tuple[str, Manifest]]:
@@ -133,7 +146,7 @@ def _journal_volume(queue: Queue) -> dict[str, tuple[str, Manifest]]:
         return {}
     source: Manifest = {"emptyDir": {"sizeLimit": mebibytes(part.journal.size)}}
     if part.durability == "node":
-        source = {"persistentVolumeClaim": {"claimName": queue.child("journal")}}
+        source = {"persistentVolumeClaim": {"claimName": queue.child(_journal(queue))}}
     return {"journal": (JOURNAL_DIRECTORY, source)}
 
 
@@ -183,7 +196,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         before_stop=_python("transfer_queue.client.draining", "storage.yaml") if drains(queue) else [],
         stop_seconds=part.drain_seconds + _END_SECONDS if drains(queue) else 0,
     )
-    template = pod_template(queue, "storage", part, container, {CONFIG_ANNOTATION: digest(file)})
+    template = pod_template(queue, "storage", part, {"storage": container}, {CONFIG_ANNOTATION: digest(file)})
     template["spec"]["topologySpreadConstraints"] = [
         {**constraint, "labelSelector": {"matchLabels": selector(queue.name, "storage")}}
         for constraint in part.topology_spread
@@ -257,7 +270,7 @@ def _disruption_budget(queue: Queue, part: str, unavailable: int) -> Manifest:
 
 def _network_policy(queue: Queue) -> Manifest:
     users = {"namespaceSelector": {}, "podSelector": {"matchLabels": {QUEUE_LABEL: label_value(queue.name)}}}
-    ports = {queue.spec.controller.metrics_port, queue.spec.storage.metrics_port}
+    ports = {*queue.metrics_ports, queue.spec.storage.metrics_port}
     if queue.spec.backend.mooncake:
         ports.add(queue.spec.backend.mooncake.master.metrics_port)
     metrics = [{"port": port, "protocol": "TCP"} for port in sorted(ports)]
@@ -269,8 +282,8 @@ def _network_policy(queue: Queue) -> Manifest:
     return manifest(queue, "networking.k8s.io/v1", "NetworkPolicy", "access", spec=spec)
 
 
-def _config_volume(queue: Queue, file: str) -> tuple[str, Manifest]:
-    files = [file] if queue.spec.security.policy is None else [file, "policy.yaml"]
+def _config_volume(queue: Queue, *own: str) -> tuple[str, Manifest]:
+    files = [*own] if queue.spec.security.policy is None else [*own, "policy.yaml"]
     source = {"name": queue.child("config"), "items": [{"key": name, "path": name} for name in files]}
     return CONFIG_DIRECTORY, {"configMap": source}
 

@@ -62,7 +62,8 @@ def _single(queue: Queue, mooncake: Mooncake, images: Images) -> list[Manifest]:
         "--enable_metadata_cleanup_on_timeout=true",
         "--client_ttl=10",
     ]
-    template = pod_template(queue, "mooncake-master", part, _master(mooncake, images, ports, own, _SERVES), {})
+    container = _master(mooncake, images, ports, own, _SERVES)
+    template = pod_template(queue, "mooncake-master", part, {"mooncake-master": container}, {})
     return [
         service(queue, "mooncake-master", ports, selector(queue.name, "mooncake-master")),
         stateful_set(queue, "mooncake-master", 1, template),
@@ -81,7 +82,7 @@ def _group(queue: Queue, mooncake: Mooncake, group: HighAvailability, images: Im
         # does not refuse connections, so that it takes units a while to turn to the next leader.
         "--client_ttl=60",
     ]
-    template = pod_template(queue, name, part, _master(mooncake, images, ports, own, _TAKES_PART), {})
+    template = pod_template(queue, name, part, {name: _master(mooncake, images, ports, own, _TAKES_PART)}, {})
     template["spec"]["topologySpreadConstraints"] = over_nodes(queue, name)
     return [headless(queue, name, ports), stateful_set(queue, name, group.masters, template)]
 
@@ -152,5 +153,5 @@ def _etcd(queue: Queue, part: DevelopmentEtcd, images: Images) -> list[Manifest]
     )
     return [
         service(queue, "etcd", ports, selector(queue.name, "etcd")),
-        stateful_set(queue, "etcd", 1, pod_template(queue, "etcd", part, container, {})),
+        stateful_set(queue, "etcd", 1, pod_template(queue, "etcd", part, {"etcd": container}, {})),
     ]

@@ -15,7 +15,9 @@ __all__ = [
     "QUEUE_ANNOTATION",
     "QUEUE_LABEL",
     "child_name",
+    "controller_name",
     "digest",
+    "is_controller",
     "label_value",
     "labels",
     "selector",
@@ -43,6 +45,16 @@ def child_name(queue: str, part: str) -> str:
     plain = plain if plain[:1].isalpha() else f"tq-{plain}"
     tail = f"-{digest(queue)}-{part}"
     return plain[: _LONGEST - len(tail)].rstrip("-") + tail
+
+
+def controller_name(shard: int, shards: int) -> str:
+    """Of the container of a controller, and of its file."""
+    return "controller" if shards == 1 else f"controller-{shard}"
+
+
+def is_controller(container: str) -> bool:
+    """Whether a container of that name is a controller."""
+    return re.fullmatch(r"controller(-\d+)?", container) is not None
 
 
 def digest(text: str, length: int = 8) -> str:

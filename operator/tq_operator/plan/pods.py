@@ -30,7 +30,7 @@ _READ_ONLY = {"configMap", "secret"}
 
 @dataclass(frozen=True)
 class Container:
-    """The one container of a part's pods."""
+    """A container of a part's pods."""
 
     image: str
     pull_policy: str
@@ -108,12 +108,13 @@ def over_nodes(queue: Queue, part: str) -> list[Manifest]:
     ]
 
 
-def pod_template(queue: Queue, name: str, part: Part, container: Container, annotations: Mapping[str, str]) -> Manifest:
-    """A pod of the part called ``name`` that the restricted Pod Security standard admits."""
-    volumes = {"tmp": ("/tmp", {"emptyDir": {}}), **container.volumes}
-    limits = {**container.limits, **part.resources.limits}
-    requests = {**container.requests, **part.resources.requests}
-    used = [{"name": claim["name"]} for claim in container.resource_claims]
+def pod_template(
+    queue: Queue, name: str, part: Part, containers: Mapping[str, Container], annotations: Mapping[str, str]
+) -> Manifest:
+    """A pod of the part called ``name`` that the restricted Pod Security standard admits. ``containers``: by name."""
+    volumes = {volume: source for each in containers.values() for volume, (_, source) in _mounts(each).items()}
+    claims = [claim for each in containers.values() for claim in each.resource_claims]
+    stop_seconds = max(each.stop_seconds for each in containers.values())
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -125,47 +126,16 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [
-            {
-                "name": name,
-                "image": container.image,
-                "imagePullPolicy": container.pull_policy,
-                "command": container.command,
-                "env": _environment([{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env], part.env),
-                "ports": [
-                    {"name": port, "containerPort": number, "protocol": "TCP"}
-                    for port, number in container.ports.items()
-                ],
-                "resources": {
-                    "requests": requests,
-                    **({"limits": limits} if limits else {}),
-                    **({"claims": used} if used else {}),
-                },
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {
-                        "drop": ["ALL"],
-                        **({"add": list(container.capabilities)} if container.capabilities else {}),
-                    },
-                },
-                # The last lines of the log become the message that the status shows.
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [
-                    {"name": volume, "mountPath": path, **({"readOnly": True} if source.keys() & _READ_ONLY else {})}
-                    for volume, (path, source) in volumes.items()
-                ],
-                **container.probes,
-                **({"lifecycle": {"preStop": {"exec": {"command": hook}}}} if (hook := container.before_stop) else {}),
-            },
+            *(_container(each, container, part) for each, container in containers.items()),
             *part.extra_containers,
         ],
         # Those without a source come from the claim templates of the StatefulSet.
-        "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items() if source],
+        "volumes": [{"name": volume, **source} for volume, source in volumes.items() if source],
     }
-    if container.resource_claims:
-        spec["resourceClaims"] = list(container.resource_claims)
-    if container.stop_seconds:
-        spec["terminationGracePeriodSeconds"] = container.stop_seconds
+    if claims:
+        spec["resourceClaims"] = claims
+    if stop_seconds:
+        spec["terminationGracePeriodSeconds"] = stop_seconds
     if part.node_selector:
         spec["nodeSelector"] = dict(part.node_selector)
     if part.tolerations:
@@ -175,6 +145,47 @@ def pod_template(queue: Queue, name: str, part: Part, container: Container, anno
     own = {QUEUE_ANNOTATION: queue.name, **annotations}
     metadata = {"labels": labels(queue.name, name), "annotations": {**part.annotations, **own}}
     return {"metadata": metadata, "spec": spec}
+
+
+def _mounts(container: Container) -> dict[str, tuple[str, Manifest]]:
+    return {"tmp": ("/tmp", {"emptyDir": {}}), **container.volumes}
+
+
+def _container(name: str, container: Container, part: Part) -> Manifest:
+    limits = {**container.limits, **part.resources.limits}
+    requests = {**container.requests, **part.resources.requests}
+    used = [{"name": claim["name"]} for claim in container.resource_claims]
+    return {
+        "name": name,
+        "image": container.image,
+        "imagePullPolicy": container.pull_policy,
+        "command": container.command,
+        "env": _environment([{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env], part.env),
+        "ports": [
+            {"name": port, "containerPort": number, "protocol": "TCP"} for port, number in container.ports.items()
+        ],
+        "resources": {
+            "requests": requests,
+            **({"limits": limits} if limits else {}),
+            **({"claims": used} if used else {}),
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {
+                "drop": ["ALL"],
+                **({"add": list(container.capabilities)} if container.capabilities else {}),
+            },
+        },
+        # The last lines of the log become the message that the status shows.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": volume, "mountPath": path, **({"readOnly": True} if source.keys() & _READ_ONLY else {})}
+            for volume, (path, source) in _mounts(container).items()
+        ],
+        **container.probes,
+        **({"lifecycle": {"preStop": {"exec": {"command": hook}}}} if (hook := container.before_stop) else {}),
+    }
 
 
 def _environment(own: list[Manifest], further: Sequence[Manifest]) -> list[Manifest]:

@@ -48,8 +48,10 @@ def worst_problem(children: Iterable[Manifest], parts: Iterable[Manifest]) -> Pr
 
 
 def _pod_problem(pod: Manifest) -> Problem | None:
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    for container in status.get("containerStatuses", []):
+    status = pod.get("status", {})
+    pod_name, containers = pod["metadata"]["name"], status.get("containerStatuses", [])
+    for container in containers:
+        name = pod_name if len(containers) == 1 else f"{pod_name}/{container['name']}"
         waiting = container.get("state", {}).get("waiting", {})
         ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated") or {}
         reason = waiting.get("reason", "")
@@ -68,7 +70,7 @@ def _pod_problem(pod: Manifest) -> Problem | None:
             message = condition.get("message", "no node fits")
             # The only resource claims of a queue's own pods are for RDMA devices.
             rdma = "rdma" in message.lower() or "cannot allocate all claims" in message
-            return Problem("RdmaUnavailable" if rdma else "Unschedulable", f"Pod {name} has no node: {message}")
+            return Problem("RdmaUnavailable" if rdma else "Unschedulable", f"Pod {pod_name} has no node: {message}")
     return None
 
 

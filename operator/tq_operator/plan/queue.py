@@ -89,9 +89,22 @@ class Queue:
         """DNS name of the Service of ``part``, good in every namespace."""
         return f"{self.child(part)}.{self.namespace}.svc"
 
+    @property
+    def shards(self) -> int:
+        """Controllers that share the partitions."""
+        return self.spec.controller.shards
+
     @cached_property
-    def controller_address(self) -> str:
-        return f"{self.host('controller')}:{self.spec.controller.port}"
+    def controller_addresses(self) -> list[str]:
+        """host:port of each controller."""
+        host, first = self.host("controller"), self.spec.controller.port
+        return [f"{host}:{first + shard}" for shard in range(self.shards)]
+
+    @property
+    def metrics_ports(self) -> list[int]:
+        """Of each controller."""
+        first = self.spec.controller.metrics_port
+        return [first + shard for shard in range(self.shards)]
 
     def admits(self, namespace: str) -> bool:
         """Whether pods of ``namespace`` may use the queue."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
+from tq_operator.plan.names import controller_name
 from tq_operator.plan.queue import Queue
 from transfer_queue.config.resource import Mooncake, TlsMode
+from transfer_queue.config.shards import journal_of, rows_of
 
 __all__ = [
     "ARENA_DIRECTORY",
@@ -61,7 +63,7 @@ def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[
         security["tokenFile"] = f"{TOKEN_DIRECTORY}/{TOKEN_KEY}"
     return {
         "name": queue.name,
-        "controller": {"addresses": [queue.controller_address]},
+        "controller": {"addresses": queue.controller_addresses},
         "layout": queue.spec.layout,
         "security": security,
     }
@@ -90,24 +92,31 @@ def _server_security(queue: Queue) -> dict[str, Any]:
     return {"security": security}
 
 
-def controller_settings(queue: Queue) -> dict[str, Any]:
-    controller = queue.spec.controller
+def controller_settings(queue: Queue) -> dict[str, dict[str, Any]]:
+    """By the names of the controllers' containers."""
+    shards = queue.shards
+    return {controller_name(shard, shards): _controller_settings(queue, shard) for shard in range(shards)}
+
+
+def _controller_settings(queue: Queue, shard: int) -> dict[str, Any]:
+    controller, shards = queue.spec.controller, queue.shards
     return {
         "name": queue.name,
         "host": _ANY,
-        "port": controller.port,
+        "port": controller.port + shard,
         "advertiseHost": queue.host("controller"),
-        "metricsPort": controller.metrics_port,
+        "metricsPort": queue.metrics_ports[shard],
         "sampler": {"name": controller.sampler.name, "args": controller.sampler.args},
         "pollingMode": controller.polling_mode,
-        "sampleCapacity": queue.spec.sample_capacity,
+        "sampleCapacity": rows_of(queue.spec.sample_capacity, shard, shards),
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
         **({"leaseS": controller.lease_seconds} if controller.lease_seconds else {}),
         **(
-            {"durability": controller.durability, "journal": JOURNAL_DIRECTORY}
+            {"durability": controller.durability, "journal": journal_of(JOURNAL_DIRECTORY, shard, shards)}
             if controller.durability != "none"
             else {}
         ),
+        **({"shards": queue.controller_addresses, "shard": shard} if shards > 1 else {}),
         **_server_security(queue),
     }
 
@@ -121,7 +130,8 @@ def storage_settings(queue: Queue) -> dict[str, Any]:
         "port": storage.port,
         "advertiseHost": "$(POD_IP)",
         "metricsPort": storage.metrics_port,
-        "controller": [queue.controller_address],
+        "controller": queue.controller_addresses,
+        **({"shards": queue.controller_addresses} if queue.shards > 1 else {}),
         "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
         "capacity": str(queue.spec.unit_capacity),
         **(_arena_settings(queue) if queue.spec.backend.simple else {}),

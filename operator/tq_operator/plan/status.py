@@ -217,13 +217,13 @@ def _since(previous: Mapping[str, Any], kind: str, value: str, now: str) -> str:
 
 
 def _endpoints(queue: Queue) -> Endpoints:
-    mooncake = queue.spec.backend.mooncake
+    mooncake, controller = queue.spec.backend.mooncake, ",".join(queue.controller_addresses)
     if queue.high_availability:
         etcd = f"etcd://{';'.join(queue.etcd_members)}"
-        return Endpoints(controller=queue.controller_address, mooncake_master=etcd, metadata_server=etcd)
+        return Endpoints(controller=controller, mooncake_master=etcd, metadata_server=etcd)
     host = queue.host("mooncake-master")
     return Endpoints(
-        controller=queue.controller_address,
+        controller=controller,
         mooncake_master=f"{host}:{mooncake.master.rpc_port}" if mooncake else None,
         metadata_server=f"http://{host}:{mooncake.master.http_metadata_port}/metadata" if mooncake else None,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.difference import differs, foreign_owner, stamped
 from tq_operator.plan.masters import same_group
-from tq_operator.plan.names import digest
+from tq_operator.plan.names import digest, is_controller
 from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import Images, Manifest, Queue
 from transfer_queue.config.defaults import GROUP
@@ -130,6 +130,8 @@ def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | N
         left = min(wanted, running - 1)
         movable = _shape(child) == _shape(observed) and _moves_rows(observed, queue, left, used)
         safe = movable if storage else _keeps_rows(child, observed)
+        if not storage and (shards := _shards(child)) != _shards(observed):
+            return f"gives {name} {shards} shards instead of {_shards(observed)}"
         return "" if safe else f"restarts {name}"
     if wanted < running and not (storage and _moves_rows(observed, queue, wanted, used)):
         return f"removes storage units of {name}"
@@ -147,6 +149,11 @@ def _shape(workload: Manifest) -> tuple[str, list[str]]:
     pod = _pod(workload)
     memory = str(pod["containers"][0]["resources"].get("requests", {}).get("memory"))
     return memory, sorted(volume["name"] for volume in pod.get("volumes", []))
+
+
+def _shards(workload: Manifest) -> int:
+    """Controllers in its pod. Another number of them finds none of the rows, wherever the journals are."""
+    return sum(is_controller(container["name"]) for container in _pod(workload)["containers"])
 
 
 def _keeps_rows(child: Manifest, observed: Manifest) -> bool:

@@ -327,7 +327,13 @@ class Reconciler:
         deployment = children.get(("Deployment", queue.child("controller")), {})
         if not deployment.get("status", {}).get("readyReplicas"):
             return None
-        return stored_bytes(f"http://{queue.host('controller')}:{queue.spec.controller.metrics_port}/metrics")
+        most = 0
+        for port in queue.metrics_ports:  # each hears of all that the units hold, though not in the same moment
+            found = stored_bytes(f"http://{queue.host('controller')}:{port}/metrics")
+            if found is None:
+                return None
+            most = max(most, found)
+        return most
 
     def _report(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
         if status == previous:

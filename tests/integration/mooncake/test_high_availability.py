@@ -74,7 +74,7 @@ class Masters:
         return ";".join(f"127.0.0.1:{port}" for port in self.admin_ports)
 
     def settings(self) -> dict[str, Any]:
-        made: dict[str, Any] = controller_settings(self.queues[0])["backend"]["settings"]
+        made: dict[str, Any] = controller_settings(self.queues[0])["controller"]["backend"]["settings"]
         return {**made, "adminAddress": self.admin_address, "startTimeout": 20}
 
     def logged(self) -> str:

@@ -133,6 +133,45 @@ def test_a_change_by_hand_is_taken_back(operator: Operator, queue: str) -> None:
     wait_until(mended, "the image is the queue's again")
 
 
+SHARDED = """
+apiVersion: transferqueue.io/v1alpha1
+kind: TransferQueue
+metadata: {name: sharded, namespace: default}
+spec: {backend: {simple: {}}, controller: {shards: COUNT, durability: process}, security: {networkPolicy: true}}
+"""
+
+
+def test_shards_are_containers_of_one_pod_behind_one_service(operator: Operator) -> None:
+    plane = operator.plane
+
+    def containers() -> list[str]:
+        found = plane.get("deployment", "sharded-controller") or {"spec": {"template": {"spec": {"containers": []}}}}
+        return [each["name"] for each in found["spec"]["template"]["spec"]["containers"]]
+
+    try:
+        for count, names in (
+            (3, ["controller-0", "controller-1", "controller-2"]),
+            (2, ["controller-0", "controller-1"]),
+            (1, ["controller"]),
+        ):
+            plane.apply(SHARDED.replace("COUNT", str(count)))
+            wait_until(lambda names=names: containers() == names, f"{count} shards")  # type: ignore[misc]
+            addresses = ",".join(f"sharded-controller.default.svc:{50060 + shard}" for shard in range(count))
+
+            def told(addresses: str = addresses) -> bool:
+                status = (plane.get("transferqueue", "sharded") or {}).get("status", {})
+                return bool(status.get("endpoints", {}).get("controller") == addresses)
+
+            wait_until(told, "the status names all addresses")
+            service = (plane.get("service", "sharded-controller") or {})["spec"]
+            ports = {port["port"] for port in service["ports"]}
+            assert ports == {first + shard for first in (50060, 9060) for shard in range(count)}
+            assert service.get("publishNotReadyAddresses", False) == (count > 1)
+            assert condition(plane, "sharded", "Degraded")["status"] == "False"
+    finally:
+        plane.kubectl("delete", "transferqueue", "sharded", "--wait=false")
+
+
 def test_the_scale_subresource_scales_the_storage(operator: Operator, queue: str) -> None:
     plane = operator.plane
     assert plane.kubectl("scale", "transferqueue", queue, "--replicas=3").returncode == 0

@@ -78,6 +78,12 @@ def test_a_quantity_is_a_number_of_bytes_that_remembers_its_text(text: str | int
 
 
 SIMPLE = "backend: {simple: {}}"
+APART = "port and metricsPort must differ, by no less than shards: each shard takes the next of both"
+TOO_HIGH = "each shard takes the next port and metricsPort, which end at 65535; choose lower ones"
+TOO_FEW = (
+    "controller.sampleCapacity, or numUnits times unitSize of backend simple, must be at least controller.shards: rows "
+    "are shared out to them"
+)
 REFUSALS = [
     ("{backend: {simple: {}}, storage: {capacity: 12Q}}", f'spec.storage.capacity: "12Q" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}}, storage: {capacity: 0Gi}}", f'spec.storage.capacity: "0Gi" is not a quantity; {UNITS}'),
@@ -125,7 +131,25 @@ REFUSALS = [
         "spec.controller.port: 70000 is out of range; use a whole number from 1 to 65535",
     ),
     (f"{{{SIMPLE}, controller: {{replicas: 3}}}}", "spec.controller.replicas: 3 is out of range; use 1"),
-    (f"{{{SIMPLE}, controller: {{metricsPort: 50060}}}}", "spec.controller: port and metricsPort must differ"),
+    (f"{{{SIMPLE}, controller: {{metricsPort: 50060}}}}", f"spec.controller: {APART}"),
+    (f"{{{SIMPLE}, controller: {{shards: 3, port: 6000, metricsPort: 6002}}}}", f"spec.controller: {APART}"),
+    (f"{{{SIMPLE}, controller: {{shards: 3, port: 6002, metricsPort: 6000}}}}", f"spec.controller: {APART}"),
+    (f"{{{SIMPLE}, controller: {{shards: 3, port: 65534}}}}", f"spec.controller: {TOO_HIGH}"),
+    (f"{{{SIMPLE}, controller: {{shards: 3, metricsPort: 65534}}}}", f"spec.controller: {TOO_HIGH}"),
+    (
+        f"{{{SIMPLE}, controller: {{shards: 65}}}}",
+        "spec.controller.shards: 65 is out of range; use a whole number from 1 to 64",
+    ),
+    (
+        "{backend: {mooncake: {}}, controller: {shards: 2}}",
+        "spec: controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
+    ),
+    (
+        f"{{{SIMPLE}, controller: {{shards: 2}}, security: {{policy: []}}}}",
+        "spec: security.policy needs controller.shards 1: tenants are kept apart by one controller only",
+    ),
+    (f"{{{SIMPLE}, controller: {{shards: 3, sampleCapacity: 2}}}}", f"spec: {TOO_FEW}"),
+    ("{backend: {simple: {numUnits: 1, unitSize: 2}}, controller: {shards: 3}}", f"spec: {TOO_FEW}"),
     (
         "{backend: {mooncake: {master: {rpcPort: 8080}}}}",
         "spec.backend.mooncake.master: rpcPort, httpMetadataPort and metricsPort must differ",
@@ -227,6 +251,11 @@ def test_a_wrong_field_is_refused_in_one_line(spec: str, message: str) -> None:
         load(spec)
     (line,) = str(refused.value).splitlines()
     assert line == message or (message.endswith("should match") and line.startswith(message))
+
+
+def test_the_ports_and_rows_of_several_shards_may_be_just_enough() -> None:
+    load(f"{{{SIMPLE}, controller: {{shards: 3, port: 65530, metricsPort: 65533, sampleCapacity: 3}}}}")
+    load("{backend: {simple: {numUnits: 1, unitSize: 3}}, controller: {shards: 3}}")
 
 
 def test_a_claim_is_enough_for_the_policy_required() -> None:

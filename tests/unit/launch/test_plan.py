@@ -178,13 +178,11 @@ def test_one_controller_is_what_it_was_without_shards() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (queue({"mooncake": {}}, controller={"shards": 2}), "spec.controller.shards: the units of backend"),
-        (sharded({"sampleCapacity": 2}), "2 rows cannot be shared out to 3 shards"),
         (sharded({"port": 50069}), "spec.storage.port: port 50070 is one of spec.controller.port too"),
-        (sharded({"port": 65534}), "spec.controller.port: ports 65534 to 65536 are needed"),
+        (sharded({}, storage={"port": 65535}), "spec.storage.port: ports 65535 to 65536 are needed"),
     ],
-    ids=["backend", "rows", "overlap", "too high"],
+    ids=["overlap", "too high"],
 )
-def test_settings_that_do_not_fit_several_controllers_are_refused(wanted: TransferQueue, words: str) -> None:
+def test_ports_that_do_not_fit_several_controllers_are_refused(wanted: TransferQueue, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_local(wanted)

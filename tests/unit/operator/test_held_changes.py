@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,16 +13,22 @@ from tq_operator.plan.names import labels
 from tq_operator.runtime import reconciler
 
 STORAGE = "/apis/apps/v1/namespaces/rl/statefulsets/quickstart-storage"
-SPEC = "{backend: {simple: {}}, storage: {replicas: 2, capacity: CAPACITY}, controller: {durability: DURABILITY}}"
+SPEC = """
+backend: {simple: {}}
+storage: {replicas: 2, capacity: CAPACITY}
+controller: {durability: DURABILITY, shards: SHARDS}
+"""
 
 
 class Life:
     """A queue whose controller tells of one GiB, and which then shall have smaller storage units."""
 
-    def __init__(self, durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, durability: str, monkeypatch: pytest.MonkeyPatch, shards: int = 1) -> None:
         self.used: int | None = 1 << 30
-        monkeypatch.setattr(reconciler, "stored_bytes", lambda url: self.used)
-        self.spec = SPEC.replace("DURABILITY", durability)
+        self.told: dict[int, int | None] = {}
+        """What a shard says instead, by its port for metrics."""
+        monkeypatch.setattr(reconciler, "stored_bytes", self.stored)
+        self.spec = SPEC.replace("DURABILITY", durability).replace("SHARDS", str(shards))
         self.world = World(self.spec.replace("CAPACITY", "2Gi"))
         self.world.relist()
         self.world.look()
@@ -30,6 +37,10 @@ class Life:
         self.world.cluster.put(
             f"{QUEUES}/quickstart", {**document(self.spec.replace("CAPACITY", "1Gi")), "status": self.status}
         )
+
+    def stored(self, url: str) -> int | None:
+        (port,) = re.findall(r"^http://quickstart-controller.rl.svc:(\d+)/metrics$", url)
+        return self.told.get(int(port), self.used)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -86,6 +97,19 @@ def test_a_change_stays_held_while_the_controller_runs_though_it_is_not_ready(
     status = {"containerStatuses": [{"name": "controller", "ready": False, "state": {state: {}}}]}
     life.world.cluster.put(f"{PODS}/quickstart-controller-0", {"metadata": marks, "status": status})
     assert life.is_held() == held
+
+
+@pytest.mark.parametrize("port", [9060, 9061, 9062])
+@pytest.mark.parametrize("said", [None, 1 << 30])
+def test_a_change_stays_held_until_every_shard_says_that_nothing_is_stored(
+    port: int, said: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life("none", monkeypatch, shards=3)
+    life.used, life.told = 0, {port: said}
+    assert life.is_held()
+    assert life.status["storage"]["used"] == "1Gi"
+    life.told = {}
+    assert not life.is_held()
 
 
 def test_the_use_of_storage_units_that_were_given_up_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

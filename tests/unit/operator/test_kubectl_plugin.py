@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 from tests.cluster.pki import LIFETIME, Authority
+from tests.unit.operator.queues import IMAGES, queue
 from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import complete, main
+from tq_operator.kubectl.bundle import _metrics_ports
 from tq_operator.kubectl.checks import FIXES, certificate_findings
-from tq_operator.kubectl.forwarding import choose_ports
+from tq_operator.kubectl.forwarding import choose_ports, is_controller_port
 from tq_operator.kubectl.logs import parse_duration
+from tq_operator.plan.children import desired_children
+from tq_operator.runtime.cluster import ClusterError
 from transfer_queue.errors import ConfigError
 
 
@@ -59,6 +63,47 @@ POD = {
 )
 def test_ports_are_chosen_by_name_or_number(wanted: list[str], chosen: list[Any]) -> None:
     assert choose_ports(POD, wanted) == chosen
+
+
+def sharded_pod() -> dict[str, Any]:
+    made = desired_children(queue("{backend: {simple: {}}, controller: {shards: 12}}"), IMAGES)
+    (deployment,) = (child for child in made if child["kind"] == "Deployment")
+    pod: dict[str, Any] = deployment["spec"]["template"]
+    return {**pod, "metadata": {"name": "q-controller-0", "uid": "u"}}
+
+
+def test_each_shard_has_a_port_for_clients_and_one_for_metrics() -> None:
+    pod = sharded_pod()
+    chosen = [port.remote for port in choose_ports(pod, []) if is_controller_port(port.name)]
+    assert chosen == [*range(50060, 50072)]
+    assert list(_metrics_ports(pod).values()) == [*range(9060, 9072)]
+    assert list(_metrics_ports(pod))[:3] == ["metrics", "metrics-1", "metrics-2"]
+
+
+def test_logs_of_one_shard_are_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Logs:
+        """Of a pod in which a single container was started again."""
+
+        namespace = "rl"
+
+        @property
+        def cluster(self) -> Logs:
+            return self
+
+        def queue(self, _: str | None) -> dict[str, Any]:
+            return {"metadata": {"name": "q"}}
+
+        def pods(self, *_: str | None) -> list[dict[str, Any]]:
+            return [sharded_pod()]
+
+        def read(self, _: str, query: list[tuple[str, str]]) -> str:
+            if ("container", "controller-1") in query:
+                return "2026-01-01T00:00:00Z the last words\n"
+            raise ClusterError("previous terminated container not found")
+
+    monkeypatch.setattr("tq_operator.kubectl.access.connect", lambda *_: Logs())
+    assert main(["logs", "--previous"]) == 0
+    assert capsys.readouterr().out == "q-controller-0/controller-1  the last words\n"
 
 
 @pytest.mark.parametrize("text", ["rpc", "1", "x:metrics", "70000:metrics", ""])

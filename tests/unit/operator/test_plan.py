@@ -18,6 +18,7 @@ from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
 from transfer_queue.config.security import Policy
+from transfer_queue.launch.plan import plan_local
 from transfer_queue.storage.mooncake.settings import parse_settings
 
 PLANS = Path(__file__).parent / "plans"
@@ -72,6 +73,11 @@ security:
     - {name: root, certificate: root.example, roles: [admin], partitions: [""]}
 """,
     "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
+    "shards": """
+backend: {simple: {}}
+controller: {shards: 3, durability: node, sampleCapacity: 11, resources: {limits: {memory: 2Gi}}}
+security: {networkPolicy: true}
+""",
 }
 
 
@@ -104,7 +110,41 @@ def test_the_children_are_as_recorded(name: str, regenerate: bool) -> None:
     assert text == path.read_text(encoding="utf-8"), f"see the difference: pytest {__file__} --regenerate; git diff"
 
 
-@pytest.mark.parametrize("name", SPECS)
+def test_shards_have_what_those_of_tq_up_have_and_nothing_of_each_other() -> None:
+    found = children(SPECS["shards"])
+    data = {name: yaml.safe_load(text) for name, text in found["ConfigMap", "quickstart-config"]["data"].items()}
+    files = [f"controller-{shard}.yaml" for shard in range(3)]
+    shards = [validate_document(ControllerConfig, data[file], file) for file in files]
+    local = plan_local(queue(SPECS["shards"]).resource).controllers([50060, 50061, 50062])
+    for here, there in zip(shards, local, strict=True):
+        kept = ("port", "metrics_port", "sample_capacity", "shard", "durability", "backend", "sampler")
+        assert {name: getattr(here, name) for name in kept} == {name: getattr(there, name) for name in kept}
+    assert [one.journal for one in shards] == ["/journal/0-of-3", "/journal/1-of-3", "/journal/2-of-3"]
+    addresses = [f"quickstart-controller.rl.svc:{one.port}" for one in shards]
+    unit = validate_document(StorageUnitConfig, data["storage.yaml"], "storage.yaml")
+    assert [unit.shards, unit.controller, *(one.shards for one in shards)] == 5 * [addresses]
+    assert data["attach.yaml"]["controller"]["addresses"] == addresses
+
+    pod = found["Deployment", "quickstart-controller"]["spec"]["template"]["spec"]
+    for container, file, one in zip(pod["containers"], files, shards, strict=True):
+        assert container["command"][-1] == f"/etc/transferqueue/{file}"
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert sorted(ports.values()) == [one.metrics_port, one.port]
+        probes = [container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+        assert [ports[name] for name in probes] == 3 * [one.metrics_port]
+        assert container["resources"]["limits"] == {"memory": "2Gi"}
+        assert container["securityContext"] == pod["containers"][0]["securityContext"]
+    names = [port["name"] for container in pod["containers"] for port in container["ports"]]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 15, "what a port may be called"
+    front = found["Service", "quickstart-controller"]["spec"]
+    assert [port["targetPort"] for port in front["ports"]] == names
+    assert front["publishNotReadyAddresses"] is True, "one that is gone would cut off the others"
+    open_to_all = found["NetworkPolicy", "quickstart-access"]["spec"]["ingress"][1]["ports"]
+    assert {one.metrics_port for one in shards} <= {port["port"] for port in open_to_all}
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "shards"])
 def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = children(SPECS[name])["ConfigMap", "quickstart-config"]["data"]
     controller = validate_document(ControllerConfig, yaml.safe_load(data["controller.yaml"]), "controller.yaml")

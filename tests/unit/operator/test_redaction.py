@@ -30,17 +30,17 @@ def test_the_products_own_settings_are_shown() -> None:
     assert found["spec"]["automountServiceAccountToken"] is False
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", [*PARTS, "controller-11"])
 def test_the_command_of_every_part_is_shown(name: str) -> None:
     container = {"name": name, "command": [name, "--rpc_port=50051"]}
     assert yaml.safe_load(shown(pod(containers=[container])))["spec"]["containers"] == [container]
 
 
 def test_the_settings_file_keeps_names_of_files_and_loses_what_is_foreign() -> None:
-    files = {"controller.yaml": "port: 50060\nsecurity: {tokenFile: /run/token}\n", "more": "hunter2-hunter2"}
+    files = {"controller-1.yaml": "port: 50060\nsecurity: {tokenFile: /run/token}\n", "more": "hunter2-hunter2"}
     config = {"kind": "ConfigMap", "metadata": {"name": "q-config"}, "data": files, "binaryData": {"b": "aGlkZGVu"}}
     found = yaml.safe_load(shown(config))
-    settings = yaml.safe_load(found["data"]["controller.yaml"])
+    settings = yaml.safe_load(found["data"]["controller-1.yaml"])
     assert settings == {"port": 50060, "security": {"tokenFile": "/run/token"}}
     assert (found["data"]["more"], found["binaryData"]) == (REDACTED, {"b": REDACTED})
 

@@ -59,6 +59,22 @@ def test_the_endpoints_are_the_services() -> None:
     }
 
 
+def test_clients_may_attach_to_every_shard() -> None:
+    made = queue("{backend: {simple: {}}, controller: {shards: 2}}")
+    endpoints = queue_status(made, Observation(), {}, NOW)["endpoints"]
+    assert endpoints == {"controller": "quickstart-controller.rl.svc:50060,quickstart-controller.rl.svc:50061"}
+
+
+def test_of_several_containers_the_one_that_failed_is_named() -> None:
+    failing = pod("quickstart-controller-0", "controller", ready=True, state={"running": {}})
+    ended = {"terminated": {"exitCode": 1, "message": "error: no space"}}
+    other = {"name": "controller-1", "ready": False, "restartCount": 2, "lastState": ended}
+    failing["status"]["containerStatuses"].append(other)
+    status = queue_status(QUEUE, observed(controller=0, pods=[failing]), {}, NOW)
+    words = "Pod quickstart-controller-0/controller-1 ended 2 times, last: no space"
+    assert condition(status, "Degraded")["message"] == words
+
+
 @pytest.mark.parametrize("part", ["controller", "storage", "master"])
 def test_one_missing_part_makes_the_queue_unready_and_is_named(part: str) -> None:
     ready = condition(queue_status(QUEUE, observed(**{part: 0}), {}, NOW), "Ready")

@@ -173,6 +173,31 @@ def backend_changed() -> World:
     return world
 
 
+def shards_changed() -> World:
+    spec = "{backend: {simple: {}}, controller: {shards: COUNT}}"
+    world = World(spec.replace("COUNT", "1"))
+    world.settle("created")
+    world.used = 1 << 20
+    world.change("two shards are wanted while there are rows", spec.replace("COUNT", "2"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.change("and one again", spec.replace("COUNT", "1"))
+    return world
+
+
+def shards_changed_with_a_journal() -> World:
+    spec = "{backend: {simple: {}}, controller: {shards: COUNT, durability: node}}"
+    world = World(spec.replace("COUNT", "2"))
+    world.settle("created")
+    world.used = 1 << 20
+    world.images = replace(IMAGES, server="registry.example/server:2")
+    world.settle("an operator with other images, while there are rows")
+    world.change("three shards are wanted while there are rows", spec.replace("COUNT", "3"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    return world
+
+
 def operator_upgraded() -> World:
     world = World("{backend: {simple: {}}}")
     world.settle("created")
@@ -279,6 +304,8 @@ def tls_turned_on() -> World:
         storage_not_drained,
         journal_on_a_volume,
         journal_of_a_pod,
+        shards_changed,
+        shards_changed_with_a_journal,
         backend_changed,
         operator_upgraded,
         name_conflict,
@@ -304,6 +331,7 @@ CHANGES = [
     ("{backend: {simple: {}}, storage: {replicas: 1}}", True),
     ("{backend: {simple: {}}, storage: {capacity: 512Mi}}", True),
     ("{backend: {simple: {}}, controller: {sampler: {name: RankAwareSampler}}}", True),
+    ("{backend: {simple: {}}, controller: {shards: 2}}", True),
     ("{backend: {ray: {}}}", True),
 ]
 

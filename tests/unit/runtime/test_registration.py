@@ -13,6 +13,7 @@ from tests.unit.controllers import serving
 from tests.waiting import until
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity, TlsFiles
+from transfer_queue.control.directory import Shard
 from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.storage_unit import ControllerLink, serve
@@ -31,16 +32,18 @@ from transfer_queue.wire.messages import (
 class Controller:
     """Takes a unit in as one with a journal does: ends the connection of before at once, and answers in a moment."""
 
-    def __init__(self, frees: bool = False) -> None:
-        """``frees``: has the unit free a block, in the same moment in which it joined."""
+    def __init__(self, frees: bool = False, shard: Shard | None = None) -> None:
+        """``frees``: has the unit free a block, in the same moment in which it joined. ``shard``: which it is."""
         self.frees = frees
+        self.shard = shard
         self.joining = self.joined = self.reports = 0
         self.orphans: list[int] = []
         self.current: Connection | None = None
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
         if isinstance(body, Hello):
-            connection.reply(request, Welcome("controller", run="r"))
+            attributes = {} if self.shard is None else self.shard.attribute()
+            connection.reply(request, Welcome("controller", run="r", attributes=attributes))
             return
         if self.current is not None:
             self.current.abort("the unit registered over another connection")
@@ -128,6 +131,41 @@ def test_a_unit_that_could_not_free_blocks_registers_again_to_be_told_once_more(
         await until(lambda: controller.joined == 2)
 
     registering(controller, Store(failures=1, blocks=True), check)
+
+
+@pytest.mark.parametrize("said", [None, (0, 3), (1, 2)])
+def test_a_unit_keeps_away_from_a_controller_of_another_number_of_shards(said: tuple[int, int] | None) -> None:
+    """It would hear which blocks are its own by another rule, and free those of other shards."""
+
+    async def run() -> None:
+        shard = None if said is None else Shard(said[0], ["a:1"] * said[1])
+        controller = Controller(shard=shard)
+        async with serving(controller) as (address, _):
+            config = StorageUnitConfig(
+                name="u", controller=[address], shards=[address, "b:1"], capacity=1 << 20, start_timeout=0.0
+            )
+            link = ControllerLink(config, Store(), Keepalive(60.0, 60.0), [address], 0, lambda: True)
+            told = "one controller" if said is None else "shard {} of {}".format(*said)
+            with pytest.raises(
+                ConnectionLostError, match=f"is {told}, and this unit was started to serve shard 0 of 2"
+            ):
+                await asyncio.wait_for(link.run(asyncio.Event()), 10)
+        assert controller.joining == 0
+
+    asyncio.run(run())
+
+
+def test_a_unit_of_one_controller_keeps_away_from_a_shard() -> None:
+    async def run() -> None:
+        controller = Controller(shard=Shard(0, ["a:1", "b:1"]))
+        async with serving(controller) as (address, _):
+            config = StorageUnitConfig(name="u", controller=[address], capacity=1 << 20, start_timeout=0.0)
+            link = ControllerLink(config, Store(), Keepalive(60.0, 60.0), [address], None, lambda: True)
+            with pytest.raises(ConnectionLostError, match="is shard 0 of 2, and this unit was started to serve one"):
+                await asyncio.wait_for(link.run(asyncio.Event()), 10)
+        assert controller.joining == 0
+
+    asyncio.run(run())
 
 
 def test_a_unit_whose_credentials_cannot_be_used_leaves_no_memory(tmp_path: Path) -> None:
