@@ -5,6 +5,7 @@ A constraint that only pydantic knew would let ``kubectl`` accept what ``tq up``
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,8 +74,9 @@ class Matches:
             raise PydanticCustomError(
                 "too_long", "{problem}", {"problem": f"Too long: may not be more than {self.longest} bytes"}
             )
-        if re.match(self.pattern, value) is None:
-            raise PydanticCustomError("no_match", "{problem}", {"problem": f'"{value}" {self.hint}'})
+        if re.fullmatch(self.pattern, value) is None:
+            shown = json.dumps(value, ensure_ascii=False)
+            raise PydanticCustomError("no_match", "{problem}", {"problem": f"{shown} {self.hint}"})
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

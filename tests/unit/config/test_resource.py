@@ -89,6 +89,10 @@ REFUSALS = [
         "{backend: {mooncake: {globalSegmentSize: 1000}}}",
         'spec.backend.mooncake.globalSegmentSize: "1000" is too small for a storage unit; use at least 1Mi',
     ),
+    (
+        f"{{backend: {{simple: {{}}}}, storage: {{capacity: {'9' * 20}Ki}}}}",
+        f'spec.storage.capacity: "{"9" * 20}Ki" is not a quantity; {UNITS}',
+    ),
     ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     (
@@ -227,6 +231,21 @@ def test_a_wrong_field_is_refused_in_one_line(spec: str, message: str) -> None:
         load(spec)
     (line,) = str(refused.value).splitlines()
     assert line == message or (message.endswith("should match") and line.startswith(message))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        '{backend: {simple: {}}, storage: {capacity: "1Gi\\n"}}',
+        '{backend: {mooncake: {master: {rpcInterface: "eth0\\n"}}}}',
+        '{backend: {yuanrong: {worker: "head:1\\n"}}}',
+        '{backend: {simple: {}}, storage: {resources: {limits: {cpu: "1\\n"}}}}',
+    ],
+)
+def test_a_line_end_is_part_of_no_value_and_of_no_refusal(spec: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(spec)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_claim_is_enough_for_the_policy_required() -> None:
