@@ -13,7 +13,7 @@ import yaml
 from tests.unit.operator.queues import IMAGES, document, queue
 from tq_operator.admission.injection import SETTINGS_ANNOTATION, inject, patch, wanted_queue
 from tq_operator.admission.preview import preview
-from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, read_review, validate_queue
+from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, queue_of, read_review, validate_queue
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.queue import queue_from
 from transfer_queue.config.attach import AttachConfig
@@ -378,9 +378,8 @@ def test_garbage_is_no_review(garbage: Any) -> None:
     ],
 )
 def test_a_pod_that_is_none_is_refused_in_words(subject: Any) -> None:
-    response = mutate_pod(review(subject), TCP)["response"]
-    assert response["allowed"] is False
-    assert response["status"]["message"].startswith("not a pod: ")
+    with pytest.raises(ValueError, match="not a pod: "):
+        queue_of(review(subject))
 
 
 def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
