@@ -53,7 +53,7 @@ class Quantity(int):
 
     @classmethod
     def _validate(cls, value: Any) -> Quantity:
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
+        if not _is_amount(value):
             raise PydanticCustomError(
                 "quantity", "{problem}", {"problem": f"{json.dumps(value, default=str)} {QUANTITY_HINT}"}
             )
@@ -114,9 +114,16 @@ class AtLeast:
         return {**found, "x-kubernetes-validations": [*found["x-kubernetes-validations"], rule]}
 
 
+def _is_amount(value: Any) -> bool:
+    """Whether it is a text or an integer that the apiserver can hold."""
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)
+
+
 def _amount(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
+    if not _is_amount(value):
         raise PydanticCustomError("string_type", "must be of type string")
+    if isinstance(value, int) and value < 0:
+        raise PydanticCustomError("too_small", "{problem}", {"problem": "should be greater than or equal to 0"})
     if re.fullmatch(_AMOUNT_PATTERN, str(value)) is None:
         raise PydanticCustomError("string_pattern_mismatch", "should match", {"pattern": _AMOUNT_PATTERN})
     return str(value)
@@ -131,6 +138,7 @@ Amount = Annotated[
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
             "pattern": _AMOUNT_PATTERN,
+            "minimum": 0,
         }
     ),
 ]

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -105,8 +106,9 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):  # as the apiserver does for fields that are not nullable
-            return {name: value for name, value in data.items() if value is not None}
+        if isinstance(data, Mapping):  # as the apiserver does for fields that are not nullable, if it knows them
+            known = _names(cls)
+            return {name: value for name, value in data.items() if value is not None or name not in known}
         return data
 
     @model_validator(mode="after")
@@ -122,3 +124,9 @@ class Model(BaseModel):
         if cls.rules:
             found[CEL_RULES] = [{"rule": rule.cel, "message": rule.message} for rule in cls.rules]
         return found
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """As YAML and Python call the fields."""
+    return frozenset({*model.model_fields, *(field.alias or name for name, field in model.model_fields.items())})

@@ -498,30 +498,3 @@ def test_a_horizontal_pod_autoscaler_scales_the_storage(operator: Operator, queu
 
     wait_until(lambda: storage() == scaled, "the autoscaler scales the storage units", 60)
     plane.kubectl("delete", "hpa", queue)
-
-
-DURABLE = """
-apiVersion: transferqueue.io/v1alpha1
-kind: TransferQueue
-metadata: {name: durable, namespace: default}
-spec: {backend: {simple: {}}, controller: {durability: DURABILITY, journal: {size: 64Mi}}, storage: {capacity: 64Mi}}
-"""
-
-
-def test_storage_pods_get_other_volumes_though_the_apiserver_lets_no_stateful_set_change_them(
-    operator: Operator,
-) -> None:
-    plane = operator.plane
-
-    def volumes() -> list[str]:
-        found = plane.get("statefulset", "durable-storage") or {}
-        return [each["metadata"]["name"] for each in found.get("spec", {}).get("volumeClaimTemplates", [])]
-
-    plane.apply(DURABLE.replace("DURABILITY", "none"))
-    first = wait_until(lambda: plane.get("statefulset", "durable-storage"), "the storage is made")
-    plane.apply(DURABLE.replace("DURABILITY", "node"))
-    wait_until(lambda: volumes() == ["arena"], "the pods get volumes of their own")
-    assert (plane.get("statefulset", "durable-storage") or {})["metadata"]["uid"] != first["metadata"]["uid"]
-    wait_until(lambda: condition(plane, "durable", "Degraded").get("reason") == "AsExpected", "nothing is refused")
-    plane.kubectl("delete", "transferqueue", "durable")
-    plane.kubectl("delete", "persistentvolumeclaims", "-l", "transferqueue.io/queue=durable", "--wait=false")

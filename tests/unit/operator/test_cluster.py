@@ -138,6 +138,29 @@ def test_templates_that_may_not_be_listed_are_not_taken_for_none(cluster: Cluste
         cluster.children("rl", "quickstart")
 
 
+def deployment(namespace: str, watched: str) -> dict[str, Any]:
+    env = [{"name": "TQ_WATCH_NAMESPACES", "value": watched}]
+    return {
+        "metadata": {"namespace": namespace, "name": "tq-operator"},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "operator", "env": env}]}}},
+        "status": {"readyReplicas": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("watched", "told"),
+    [(("", ""), True), (("a,b", ""), True), (("a,b", "b,c"), True), (("a,b", "c"), False), (("a",), False)],
+)
+def test_doctor_tells_of_operators_that_work_in_the_same_namespaces(
+    access: Access, answers: dict[str, Any], watched: tuple[str, ...], told: bool
+) -> None:
+    answers["/version"] = {"gitVersion": "v1.36.0"}
+    answers["/apis/apps/v1/deployments"] = {"items": [deployment(f"ns-{n}", text) for n, text in enumerate(watched)]}
+    texts = [finding.text for finding in examine(Surroundings(access)) if finding.state == "fail"]
+    words = "ns-0/tq-operator and ns-1/tq-operator work in the same namespaces and undo each other's writes"
+    assert (words in texts) == told
+
+
 @pytest.mark.parametrize(
     ("policy", "given", "state", "text", "fix"),
     [
