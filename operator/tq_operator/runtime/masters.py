@@ -13,6 +13,9 @@ from tq_operator.runtime.fetch import fetch
 
 __all__ = ["master_group"]
 
+_LONGEST = 200
+"""Characters of what an etcd says that the status shows."""
+
 
 def master_group(queue: Queue, seen: Observation) -> MasterGroup | None:
     """Blocking. None for a queue with one master, and while no master runs."""
@@ -44,7 +47,8 @@ def _etcd_problem(queue: Queue, seen: Observation) -> str:
         answer = _ask(f"http://{member}/health")
         if answer.get("health") in ("true", True):
             return ""
-        problem = problem or f"{member}: {answer.get('error') or answer.get('reason') or 'not healthy'}"
+        why = str(answer.get("error") or answer.get("reason") or "not healthy")
+        problem = problem or f"{member}: {why[:_LONGEST]}"
     return problem
 
 

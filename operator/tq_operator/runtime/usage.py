@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,4 +24,5 @@ def stored_bytes(url: str) -> int | None:
         return None
     used = [sample.value for sample in samples if sample.name == "tq_unit_used_bytes"]
     connected = next((sample.value for sample in samples if sample.name == "tq_units_connected"), 0)
-    return int(sum(used)) if used and connected >= len(used) else None
+    total = sum(used)
+    return int(total) if used and connected >= len(used) and math.isfinite(total) else None

@@ -389,6 +389,14 @@ def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
     assert response["status"]["message"] == "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"
 
 
+def test_a_queue_that_an_older_version_accepted_can_be_changed_but_for_its_spec() -> None:
+    stored = document("{backend: {simple: {}, ray: {}}}", finalizers=["someone.example/x"])
+    kept = Review("u", "rl", document("{backend: {simple: {}, ray: {}}}"), stored)
+    assert validate_queue(kept)["response"]["allowed"] is True
+    other = Review("u", "rl", document("{backend: {simple: {}, mooncake: {}}}"), stored)
+    assert validate_queue(other)["response"]["allowed"] is False
+
+
 def update(before: str, after: str, used: str, **annotations: str) -> dict[str, Any]:
     status = {"storage": {"used": used}}
     return {

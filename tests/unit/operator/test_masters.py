@@ -73,6 +73,7 @@ def test_the_master_that_serves_leads() -> None:
         ((200, {"health": "true"}), ""),
         ((503, {"health": "false", "reason": "RAFT NO LEADER"}), "RAFT NO LEADER"),
         ((200, ["garbage"]), "answers ['garbage']"),
+        ((503, {"reason": "x" * 1_000_000}), "xxx"),
         (None, "Connection refused"),
     ],
 )
@@ -83,6 +84,7 @@ def test_without_a_leader_etcd_is_asked(etcd: tuple[int, Any] | None, words: str
     assert not found.leader
     assert bool(found.etcd) == bool(words)
     assert words in found.etcd
+    assert len(found.etcd) < 300
 
 
 def test_masters_that_do_not_run_are_not_asked() -> None:

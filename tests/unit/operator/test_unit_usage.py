@@ -21,6 +21,8 @@ UNITS = 'tq_unit_used_bytes{unit="a"} 5\ntq_unit_used_bytes{unit="b"} 7\n'
         (f"{UNITS}tq_units_connected 1\n", None, 200),
         (f"{UNITS}tq_units_connected 0\n", None, 200),
         ("tq_units_connected 0\n", None, 200),
+        (f'{UNITS}tq_unit_used_bytes{{unit="c"}} NaN\ntq_units_connected 3\n', None, 200),
+        (f'{UNITS}tq_unit_used_bytes{{unit="c"}} +Inf\ntq_units_connected 3\n', None, 200),
         ("{", None, 200),
     ],
 )
