@@ -32,7 +32,7 @@ from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
-from tq_operator.runtime.watched import Key, Watched
+from tq_operator.runtime.watched import Key, Watched, key_of
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
@@ -149,7 +149,7 @@ class Reconciler:
         try:
             self._told.clear()
             found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
-            known = {_key(document): _kept(document) for document in found}
+            known = {key_of(document): _kept(document) for document in found}
             newer = {key: self.documents[key] for key in self._told & self.documents.keys()}
             older = {key: document for key, document in known.items() if key not in self._told}
             self.documents.clear()  # the same mapping for admission, which reads it on this loop
@@ -365,10 +365,6 @@ def _kept(document: Manifest) -> Manifest:
     """Less what is large and never looked at."""
     document["metadata"].pop("managedFields", None)
     return document
-
-
-def _key(document: Manifest) -> Key:
-    return document["metadata"]["namespace"], document["metadata"]["name"]
 
 
 def _is_ready(document: Manifest) -> bool:
