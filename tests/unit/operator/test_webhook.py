@@ -51,6 +51,14 @@ def test_a_known_queue_is_injected_without_asking_the_apiserver_and_a_new_one_is
     assert review({}) == (True, ["rl/q"])
 
 
+def test_a_queue_that_is_being_deleted_gets_no_more_pods() -> None:
+    ending = {**QUEUE, "metadata": {**QUEUE["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    body = {"request": {"uid": "1", "namespace": "rl", "object": POD}}
+    ((_, answer),) = answers(INJECT_PATH, ending, [body])
+    assert answer["response"]["allowed"] is False
+    assert "rl/q is being deleted" in answer["response"]["status"]["message"]
+
+
 def test_a_replica_that_leaves_closes_each_connection_with_its_next_answer() -> None:
     answers = iter((False, True))
 
