@@ -14,7 +14,7 @@ __all__ = ["fetch"]
 
 _TIMEOUT_S = 2.0
 _LONGEST = 16 << 20
-"""Bytes. A controller with 4096 storage units says about 1 MiB."""
+"""Bytes; a controller with thousands of storage units says less."""
 
 
 def fetch(url: str, timeout: float = _TIMEOUT_S) -> tuple[int, bytes]:
