@@ -18,8 +18,9 @@ _FACTORS: Final = {
     **{suffix: 1024 ** (power + 1) for power, suffix in enumerate(["Ki", "Mi", "Gi", "Ti", "Pi"])},
     **{suffix: 1000 ** (power + 1) for power, suffix in enumerate(["k", "M", "G", "T", "P"])},
 }
-# One expression that also refuses zero: the apiserver charges every expression by its worst case.
-QUANTITY_PATTERN: Final = r"^(0*[1-9][0-9]*([.][0-9]+)?|0+[.]0*[1-9][0-9]*)([KMGTP]i|[kMGTP])?$"
+# One expression that also refuses zero, and more digits than any number of bytes has: the apiserver charges every
+# expression by its worst case.
+QUANTITY_PATTERN: Final = r"^(0*[1-9][0-9]{0,18}([.][0-9]+)?|0+[.]0*[1-9][0-9]*)([KMGTP]i|[kMGTP])?$"
 _AMOUNT_PATTERN: Final = r"^[0-9]+([.][0-9]+)?(m|[KMGTPE]i|[kMGTPE])?$"
 QUANTITY_HINT: Final = "is not a quantity; use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
 
@@ -34,9 +35,9 @@ class Quantity(int):
 
     def __new__(cls, value: str | int) -> Quantity:
         text = str(value)
-        found = None if isinstance(value, bool) else re.match(QUANTITY_PATTERN, text)
+        found = None if isinstance(value, bool) else re.fullmatch(QUANTITY_PATTERN, text)
         if found is None:
-            raise ValueError(f'"{text}" {QUANTITY_HINT}')
+            raise ValueError(f"{json.dumps(text, ensure_ascii=False)} {QUANTITY_HINT}")
         number = super().__new__(cls, Decimal(found[1]) * _FACTORS[found[3] or ""])
         number.text = text
         return number
@@ -52,7 +53,7 @@ class Quantity(int):
 
     @classmethod
     def _validate(cls, value: Any) -> Quantity:
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
+        if not _is_amount(value):
             raise PydanticCustomError(
                 "quantity", "{problem}", {"problem": f"{json.dumps(value, default=str)} {QUANTITY_HINT}"}
             )
@@ -113,10 +114,17 @@ class AtLeast:
         return {**found, "x-kubernetes-validations": [*found["x-kubernetes-validations"], rule]}
 
 
+def _is_amount(value: Any) -> bool:
+    """Whether it is a text or an integer that the apiserver can hold."""
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)
+
+
 def _amount(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
+    if not _is_amount(value):
         raise PydanticCustomError("string_type", "must be of type string")
-    if re.match(_AMOUNT_PATTERN, str(value)) is None:
+    if isinstance(value, int) and value < 0:
+        raise PydanticCustomError("too_small", "{problem}", {"problem": "should be greater than or equal to 0"})
+    if re.fullmatch(_AMOUNT_PATTERN, str(value)) is None:
         raise PydanticCustomError("string_pattern_mismatch", "should match", {"pattern": _AMOUNT_PATTERN})
     return str(value)
 
@@ -130,6 +138,7 @@ Amount = Annotated[
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
             "pattern": _AMOUNT_PATTERN,
+            "minimum": 0,
         }
     ),
 ]

@@ -5,9 +5,11 @@ A constraint that only pydantic knew would let ``kubectl`` accept what ``tq up``
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -64,8 +66,9 @@ class Matches:
             raise PydanticCustomError(
                 "too_long", "{problem}", {"problem": f"Too long: may not be more than {self.longest} bytes"}
             )
-        if re.match(self.pattern, value) is None:
-            raise PydanticCustomError("no_match", "{problem}", {"problem": f'"{value}" {self.hint}'})
+        if re.fullmatch(self.pattern, value) is None:
+            shown = json.dumps(value, ensure_ascii=False)
+            raise PydanticCustomError("no_match", "{problem}", {"problem": f"{shown} {self.hint}"})
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -94,8 +97,9 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):  # as the apiserver does for fields that are not nullable
-            return {name: value for name, value in data.items() if value is not None}
+        if isinstance(data, Mapping):  # as the apiserver does for fields that are not nullable, if it knows them
+            known = _names(cls)
+            return {name: value for name, value in data.items() if value is not None or name not in known}
         return data
 
     @model_validator(mode="after")
@@ -111,3 +115,9 @@ class Model(BaseModel):
         if cls.rules:
             found[CEL_RULES] = [{"rule": rule.cel, "message": rule.message} for rule in cls.rules]
         return found
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """As YAML and Python call the fields."""
+    return frozenset({*model.model_fields, *(field.alias or name for name, field in model.model_fields.items())})

@@ -103,9 +103,13 @@ def sign(
 
 
 def is_due(certificate: bytes, now: datetime) -> bool:
-    """Whether less than a third of its life is left. Raises ValueError if it is no certificate."""
+    """Whether less than a third of its life is left, or it has not begun: it was made by a clock that was ahead.
+
+    Raises ValueError if it is no certificate.
+    """
     read = x509.load_pem_x509_certificate(certificate)
-    return read.not_valid_after_utc - now <= (read.not_valid_after_utc - read.not_valid_before_utc) / 3
+    begins, ends = read.not_valid_before_utc, read.not_valid_after_utc
+    return now < begins or ends - now <= (ends - begins) / 3
 
 
 def issued_by(certificate: bytes, authority: bytes) -> bool:

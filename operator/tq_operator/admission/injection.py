@@ -31,6 +31,7 @@ __all__ = [
     "SETTINGS_ANNOTATION",
     "TOKEN_ANNOTATION",
     "inject",
+    "malformed",
     "patch",
     "refused_claim",
     "wanted_queue",
@@ -47,6 +48,49 @@ _SHM_VOLUME = "transferqueue-shm"
 _TLS_VOLUME = "transferqueue-tls"
 _TOKEN_VOLUME = "transferqueue-token"
 _CHANGED = (("metadata", "annotations"), ("metadata", "labels"), ("spec", "resourceClaims"), ("spec", "volumes"))
+
+
+_CONTAINER: Any = {
+    "name": str,
+    "env": [{"name": str}],
+    "volumeMounts": [{"name": str, "mountPath": str}],
+    "resources": {"limits": {}, "requests": {}, "claims": [{"name": str}]},
+    "securityContext": {"capabilities": {"add": [str]}},
+}
+_POD: Any = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        "containers": [_CONTAINER],
+        "initContainers": [_CONTAINER],
+        "volumes": [{"name": str}],
+        "resourceClaims": [{"name": str, "resourceClaimTemplateName": str}],
+    },
+}
+"""What is looked at here: objects and their fields, lists and their entries, and texts."""
+
+
+def malformed(pod: Any) -> str:
+    """Why ``pod`` is none, as far as is looked at here; empty if it is one. Any field may be missing or null."""
+    problem = _misfit(pod, _POD, "")
+    return problem and f"not a pod: {problem}"
+
+
+def _misfit(value: Any, shape: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            return f"{where or 'it'} must be an object"
+        found = (_misfit(value.get(name), inner, f"{where}.{name}".lstrip(".")) for name, inner in shape.items())
+        return next(filter(None, found), "")
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{where} must be a list"
+        (inner,) = shape
+        if any(entry is None for entry in value):
+            return f"{where} must have no empty entries"
+        return next(filter(None, (_misfit(entry, inner, f"{where}[]") for entry in value)), "")
+    return "" if isinstance(value, shape) else f"{where} must be a string"
 
 
 def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | None:
@@ -82,7 +126,7 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
     ``namespace`` of the pod, unless it is the queue's.
     """
     result = copy.deepcopy(dict(pod))
-    metadata, spec = result.setdefault("metadata", {}), result.setdefault("spec", {})
+    metadata, spec = _ensure(result, "metadata", {}), _ensure(result, "spec", {})
     annotations = _ensure(metadata, "annotations", {})
     annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
     secrets = _secrets(queue, namespace or queue.namespace, annotations.get(TOKEN_ANNOTATION))
@@ -111,7 +155,7 @@ def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str,
     """JSON patch from ``before`` to ``after`` = inject(before): whole containers and volumes, not single fields."""
     operations: list[dict[str, Any]] = []
     for parent, key in _CHANGED:
-        if parent not in before:
+        if before.get(parent) is None:
             operations.append({"op": "add", "path": f"/{parent}", "value": after[parent]})
         elif before[parent].get(key) != after[parent].get(key):
             operations.append({"op": "add", "path": f"/{parent}/{key}", "value": after[parent][key]})

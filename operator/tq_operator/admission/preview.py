@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tq_operator.admission.injection import inject, refused_claim, wanted_queue
+from tq_operator.admission.injection import inject, malformed, refused_claim, wanted_queue
 from tq_operator.plan.queue import Manifest, Queue
 
 __all__ = ["pod_templates", "preview"]
@@ -35,6 +35,8 @@ def preview(document: Manifest, queues: Mapping[tuple[str, str], Queue], namespa
     result = copy.deepcopy(document)
     place = str((result.get("metadata") or {}).get("namespace") or namespace)
     for template in list(pod_templates(result)):
+        if problem := malformed(template):
+            raise ValueError(problem)
         wanted = wanted_queue(template, place)
         if wanted is None:
             continue

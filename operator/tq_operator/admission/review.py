@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tq_operator.admission.injection import inject, patch, refused_claim, wanted_queue
+from tq_operator.admission.injection import inject, malformed, patch, refused_claim, wanted_queue
 from tq_operator.api.binding import Binding
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
@@ -76,7 +76,12 @@ def deny(review: Review, message: str, code: int = 422) -> dict[str, Any]:
 
 
 def queue_of(review: Review) -> tuple[str, str] | None:
-    """(namespace, name) of the queue that a pod asks for. Raises ValueError that says what is wrong with the label."""
+    """(namespace, name) of the queue that a pod asks for.
+
+    Raises ValueError that says what is wrong with the label, or why the object is no pod at all.
+    """
+    if problem := malformed(review.subject):
+        raise ValueError(problem)
     return wanted_queue(review.subject, review.namespace)
 
 
@@ -87,9 +92,8 @@ def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] 
     """
     if queue_of(review) is not None:
         return None  # the other webhook sees to it
-    metadata = review.subject.get("metadata")
-    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
-    chosen = [binding for binding in bindings if binding.chooses(labels or {})]
+    labels = (review.subject.get("metadata") or {}).get("labels") or {}
+    chosen = [binding for binding in bindings if binding.chooses(labels)]
     queues = sorted({binding.queue for binding in chosen})
     if len(queues) > 1:
         names = ", ".join(sorted(binding.metadata.name for binding in chosen))
@@ -98,7 +102,7 @@ def bound_queue(review: Review, bindings: Sequence[Binding]) -> tuple[str, str] 
 
 
 def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
-    """Inject ``queue`` into a pod that asked for it."""
+    """Inject ``queue`` into a pod that asked for it, by :func:`queue_of` or :func:`bound_queue`."""
     if not queue.admits(review.namespace):
         return deny(
             review,
@@ -106,8 +110,6 @@ def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
             f"add it to spec.access.namespaces of the queue",
             403,
         )
-    if problem := _malformed_pod(review.subject):
-        return deny(review, problem)
     if problem := refused_claim(review.subject, queue, review.namespace):
         return deny(review, problem)
     return allow(review, patch(review.subject, inject(review.subject, queue, review.namespace)))
@@ -115,6 +117,8 @@ def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
 
 def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, Any]:
     """Refuse a TransferQueue with the text that the library has for it, and a change that would lose rows."""
+    if review.previous is not None and review.previous.get("spec") == review.subject.get("spec"):
+        return allow(review)  # a finalizer can be taken off whatever an older version accepted
     try:
         after = queue_from(review.subject, default_tls)
     except ConfigError as error:
@@ -126,35 +130,22 @@ def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, An
     except ConfigError:  # of an older schema: it cannot be running
         return allow(review)
     used = _at(review.previous, "status", "storage", "used")
-    stored = 0 if used in (None, "0") else int(Quantity(used))
-    problem = lossy_change(before, after, stored > 0, stored)
+    problem = lossy_change(before, after, used not in (None, "0"), _bytes(used))
     return deny(review, problem) if problem else allow(review)
+
+
+def _bytes(used: Any) -> int | None:
+    """None if it is not known, or no number of bytes."""
+    try:
+        return int(Quantity(used))
+    except ValueError:
+        return None
 
 
 def _at(document: Any, *path: str) -> Any:
     for name in path:
         document = document.get(name) if isinstance(document, Mapping) else None
     return document
-
-
-def _malformed_pod(pod: Mapping[str, Any]) -> str:
-    spec, metadata = pod.get("spec", {}), pod.get("metadata", {})
-    if not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
-        return "not a pod: spec and metadata must be objects"
-    for key in ("containers", "initContainers", "volumes", "resourceClaims"):
-        entries = spec.get(key) or []
-        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-            return f"not a pod: spec.{key} must be a list of objects"
-        for entry in entries:
-            for inner in ("env", "volumeMounts"):
-                listed = entry.get(inner) or []
-                if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
-                    return f"not a pod: spec.{key}[].{inner} must be a list of objects"
-            resources = entry.get("resources") or {}
-            claims = (resources.get("claims") or []) if isinstance(resources, Mapping) else None
-            if not isinstance(claims, list) or not all(isinstance(item, Mapping) for item in claims):
-                return f"not a pod: spec.{key}[].resources.claims must be a list of objects"
-    return ""
 
 
 def _answer(response: dict[str, Any]) -> dict[str, Any]:

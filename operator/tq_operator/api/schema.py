@@ -18,6 +18,7 @@ _KEPT = (
     "format",
     "enum",
     "pattern",
+    "minimum",
     "maxLength",
     "maxItems",
     "description",

@@ -13,15 +13,15 @@ import yaml
 from kubernetes import client, config
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
+from tq_operator.kubectl.parts import Part
 from tq_operator.plan.names import selector
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster, ClusterError
 from transfer_queue.cli.faults import faults
 from transfer_queue.errors import ConfigError, TransferQueueError
 
-__all__ = ["PARTS", "Access", "cluster_faults", "condition", "connect", "is_ready", "part_of", "pod_named"]
+__all__ = ["Access", "cluster_faults", "condition", "connect", "is_ready", "part_of", "pod_named"]
 
-PARTS = ("controller", "storage", "mooncake-master", "mooncake-masters", "etcd")
 _ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NO_DEFINITION = (
     "the cluster does not know TransferQueues; install the operator: helm install transferqueue charts/transferqueue "
@@ -68,7 +68,7 @@ class Access:
         """Pods of the parts of a queue, or of one part, in the order of the parts."""
         wanted = selector(queue, part)
         found = [pod for pod in self.cluster.pods([self.namespace], queue) if _carries(pod, wanted)]
-        return sorted(found, key=lambda pod: ([*PARTS, part_of(pod)].index(part_of(pod)), pod["metadata"]["name"]))
+        return sorted(found, key=lambda pod: ([*Part, part_of(pod)].index(part_of(pod)), pod["metadata"]["name"]))
 
 
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Access:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 import yaml
 
+from tq_operator.kubectl.parts import Part
 from transfer_queue.cli.faults import console, faults
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueueError, WaitTimeoutError
@@ -31,16 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,  # kubectl completes plugins itself, by kubectl_complete-tq
 )
-
-
-class Part(str, Enum):
-    """Parts of a queue that have pods."""
-
-    controller = "controller"
-    storage = "storage"
-    mooncake_master = "mooncake-master"
-    mooncake_masters = "mooncake-masters"
-    etcd = "etcd"
 
 
 class Replaceable(str, Enum):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from cryptography import x509
@@ -204,6 +205,17 @@ def _operator(surroundings: Surroundings) -> Iterator[Finding]:
         else:
             yield ok("operator", f"{where}: {ready} of {wanted} pods are ready")
         yield from _lease(surroundings, deployment)
+    for one, other in combinations(surroundings.operators, 2):
+        if _share_namespaces(one, other):
+            names = " and ".join("{namespace}/{name}".format(**each["metadata"]) for each in (one, other))
+            fix = "uninstall one of them, or give each namespaces of its own with the chart's watchNamespaces"
+            yield fail("operator", f"{names} work in the same namespaces and undo each other's writes", fix)
+
+
+def _share_namespaces(one: Manifest, other: Manifest) -> bool:
+    watched = [_variables(each).get("TQ_WATCH_NAMESPACES", "") for each in (one, other)]
+    first, second = ({name.strip() for name in text.split(",")} for text in watched)
+    return "" in first | second or bool(first & second)
 
 
 def _lease(surroundings: Surroundings, deployment: Manifest) -> Iterator[Finding]:

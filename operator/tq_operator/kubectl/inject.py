@@ -30,7 +30,7 @@ def injected(names: Sequence[str], namespace: str, default_tls: TlsMode = "opera
         queues = {}
         for document in documents:
             if document.get("kind") == KIND:
-                document.setdefault("metadata", {}).setdefault("namespace", namespace)
+                document["metadata"] = {"namespace": namespace, **(document.get("metadata") or {})}
                 queue = queue_from(document, default_tls)
                 queues[queue.namespace, queue.name] = queue
         return [preview(item, queues, namespace) for item in documents if item.get("kind") != KIND]
@@ -44,6 +44,6 @@ def _read(name: str) -> list[dict[str, Any]]:
         found = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise ValueError(f"{name}: is not YAML: {' '.join(str(error).split())}") from None
-    if not all(isinstance(document, dict) for document in found):
+    if not all(isinstance(each, dict) and isinstance(each.get("metadata") or {}, dict) for each in found):
         raise ValueError(f"{name}: holds something other than Kubernetes objects")
     return found

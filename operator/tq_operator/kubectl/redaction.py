@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tq_operator.kubectl.access import PARTS
+from tq_operator.kubectl.parts import Part
 from tq_operator.plan.names import is_controller
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
@@ -25,7 +25,7 @@ __all__ = ["REDACTED", "Redactor", "references"]
 REDACTED = "REDACTED"
 _SHORTEST = 6
 """Shorter values are left out of objects, but not looked for in texts, which would become unreadable."""
-_OWN_CONTAINERS = {*PARTS, "operator"}
+_OWN_CONTAINERS = {*(part.value for part in Part), "operator"}
 _OWN_FILES = {"attach.yaml", "policy.yaml", "storage.yaml"}
 _OWN_VARIABLES = re.compile(r"(TQ|MC)_[A-Z0-9_]+|POD_NAME|POD_IP|LOCAL_IP|HOST_IP|PYTHONDONTWRITEBYTECODE")
 _PLAIN_ANNOTATIONS = (f"{GROUP}/", "deployment.kubernetes.io/", "meta.helm.sh/", "pv.kubernetes.io/")

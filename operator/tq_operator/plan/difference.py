@@ -16,11 +16,11 @@ from tq_operator.plan.names import digest
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["APPLIED_ANNOTATION", "differs", "foreign_owner", "stamped"]
+__all__ = ["APPLIED_ANNOTATION", "amount", "differs", "foreign_owner", "stamped"]
 
 APPLIED_ANNOTATION = f"{GROUP}/applied"
 
-# Fields by which entries of a list are told apart, as in the API's own list maps.
+# Fields by which entries of a list are found again. Several may have the same, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
 _QUANTITIES: Final = ("requests", "limits", "sizeLimit")
 _SUFFIXES: Final = {
@@ -62,28 +62,28 @@ def _contains(observed: Any, wanted: Any, field: str = "") -> bool:
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return _contains_entries(observed or [], wanted)
     if field in _QUANTITIES and isinstance(observed, str):
-        return _amount(observed) == _amount(str(wanted))
+        return amount(observed) == amount(str(wanted))
     return bool(observed == wanted) or (observed is None and wanted in (False, "", 0))
 
 
 def _contains_entries(observed: Sequence[Any], wanted: Sequence[Any]) -> bool:
     for position, entry in enumerate(wanted):
         key = next((key for key in _KEYS if isinstance(entry, Mapping) and key in entry), None)
+        found = list(observed[position : position + 1])
         if key is not None:
-            found = next((other for other in observed if other.get(key) == entry[key]), None)
-        else:
-            found = observed[position] if position < len(observed) else None
-        if found is None or not _contains(found, entry):
+            found = [other for other in observed if other.get(key) == entry[key]]
+        if not any(_contains(other, entry) for other in found):
             return False
     return True if wanted and isinstance(wanted[0], Mapping) else len(observed) == len(wanted)
 
 
-def _amount(text: str) -> Decimal | str:
-    for length in (2, 1):
-        factor = _SUFFIXES.get(text[-length:])
-        if factor is not None:
-            return Decimal(text[:-length]) * factor
+def amount(text: str) -> Decimal | str:
+    """A quantity of Kubernetes, such as ``500m``, ``2Gi`` or ``1k``, as a number; other text as it is."""
     try:
+        for length in (2, 1):
+            factor = _SUFFIXES.get(text[-length:])
+            if factor is not None:
+                return Decimal(text[:-length]) * factor
         return Decimal(text)
     except ArithmeticError:
         return text

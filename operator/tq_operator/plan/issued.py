@@ -10,16 +10,21 @@ from tq_operator.plan.pods import manifest
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.security import namespace_name
 
-__all__ = ["ISSUED", "client_certificate", "server_certificate", "why_not_issued"]
+__all__ = ["ISSUED", "client_certificate", "server_certificate", "server_hosts", "why_not_issued"]
 
 ISSUED = "tls-issued"
 """Component of the Certificates and, since cert-manager leaves them behind, of their Secrets."""
 
 
+def server_hosts(queue: Queue) -> list[str]:
+    """DNS names in the certificate of controller and storage units, whoever issues it."""
+    return [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
+
+
 def server_certificate(queue: Queue) -> Manifest:
     """Of controller and storage units, which are each other's clients too."""
-    hosts = [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
-    return _certificate(queue, queue.namespace, "issued-server", ["server auth", "client auth"], {"dnsNames": hosts})
+    names = {"dnsNames": server_hosts(queue)}
+    return _certificate(queue, queue.namespace, "issued-server", ["server auth", "client auth"], names)
 
 
 def client_certificate(queue: Queue, namespace: str) -> Manifest:

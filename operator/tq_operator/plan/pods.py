@@ -19,6 +19,7 @@ __all__ = [
     "mebibytes",
     "over_nodes",
     "pod_template",
+    "ready_pods",
     "service",
     "stateful_set",
 ]
@@ -186,6 +187,15 @@ def _container(name: str, container: Container, part: Part) -> Manifest:
         **container.probes,
         **({"lifecycle": {"preStop": {"exec": {"command": hook}}}} if (hook := container.before_stop) else {}),
     }
+
+
+def ready_pods(workload: Manifest) -> int:
+    """Of a Deployment or StatefulSet: ready pods of its template as it is now, those of an older one left out."""
+    status = workload.get("status", {})
+    if status.get("observedGeneration", 0) < workload.get("metadata", {}).get("generation", 1):
+        return 0
+    updated = status.get("updatedReplicas", status.get("currentReplicas", 0))
+    return int(min(status.get("readyReplicas", 0), updated))
 
 
 def _environment(own: list[Manifest], further: Sequence[Manifest]) -> list[Manifest]:

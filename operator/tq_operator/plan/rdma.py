@@ -58,7 +58,10 @@ def choose_transport(
             'DRA driver, or rdma.policy to "off".',
         )
     if capacity is None:
-        return Transport("rdma", "Unknown", *words.unknown)
+        reason, message = words.unknown
+        if policy == "auto" and running == "tcp":
+            return Transport("tcp", "Unknown", reason, f"Bytes move over TCP as before. {message}")
+        return Transport("rdma", "Unknown", reason, message)
     nothing = missing or words.nothing
     if policy == "required":
         if capacity:

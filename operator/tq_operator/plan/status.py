@@ -10,6 +10,7 @@ from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, Sto
 from tq_operator.plan.children import drains, uses_storage_units
 from tq_operator.plan.masters import runs_etcd
 from tq_operator.plan.names import selector
+from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem, worst_problem
 from tq_operator.plan.queue import Manifest, Queue
 from transfer_queue.config.quantity import Quantity
@@ -64,7 +65,8 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         problem = Problem(decided.reason, decided.message)
     unled = master_problem(queue, seen)
     problem = problem or unled
-    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled)
+    conflict = next((found for found in seen.problems if found.reason == "NameConflict"), None)
+    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled, conflict)
     if queue.high_availability and seen.masters:
         words = f"{seen.masters.leader} leads; the others follow it."
         serving = ("False", unled.reason, unled.message) if unled else ("True", "Leader", words)
@@ -150,11 +152,10 @@ def refused_status(generation: int, message: str, previous: Mapping[str, Any], n
 
 def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
     child = seen.children.get((kind, name), {})
-    status = child.get("status", {})
+    if seen.held and child:  # what is wanted is not asked for yet
+        replicas = child["spec"].get("replicas", 1)
     # Pods of an older template do not count: after a change the new ones have to prove themselves.
-    current = status.get("observedGeneration", 0) >= child.get("metadata", {}).get("generation", 1)
-    updated = status.get("updatedReplicas", status.get("currentReplicas", 0))
-    ready = min(status.get("readyReplicas", 0), updated, replicas) if current else 0
+    ready = min(ready_pods(child), replicas)
     return PartStatus(replicas=replicas, ready=ready, summary=f"{ready}/{replicas}")
 
 
@@ -182,7 +183,12 @@ def master_problem(queue: Queue, seen: Observation) -> Problem | None:
 
 
 def _conditions(
-    parts: Mapping[str, PartStatus], problem: Problem | None, held: str, leaving: Sequence[str], unled: Problem | None
+    parts: Mapping[str, PartStatus],
+    problem: Problem | None,
+    held: str,
+    leaving: Sequence[str],
+    unled: Problem | None,
+    conflict: Problem | None,
 ) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
     if unled:
@@ -191,6 +197,8 @@ def _conditions(
     if missing:
         reason = problem.reason if problem else "PodsNotReady"
         ready = ("Ready", "False", reason, f"{waiting} {problem.message}" if problem else waiting)
+    elif conflict:  # the pods that are ready may be those of somebody else
+        ready = ("Ready", "False", conflict.reason, conflict.message)
     else:
         ready = ("Ready", "True", "AllReady", "All parts are ready.")
     if held:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.difference import amount, differs, foreign_owner, stamped
 from tq_operator.plan.masters import same_group
 from tq_operator.plan.names import digest, is_controller
+from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import Images, Manifest, Queue
 from transfer_queue.config.defaults import GROUP
@@ -78,7 +80,12 @@ def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
         return Step(missing, (), problems, _advice(queue.name, [why for why in lossy if why]))
-    return Step(apply, surplus, problems, waits)
+    if waits or _keeps_old_pods(("StatefulSet", queue.child("storage")), wanted, apply, children):
+        # A pod that is made from the old template needs its claim template; that of a client got its claim long ago.
+        surplus = [child for child in surplus if child["kind"] != "ResourceClaimTemplate"]
+    anew = [children[_key(child)] for child in apply if _changes_volumes(child, children.get(_key(child)))]
+    ended = {_key(child) for child in anew}
+    return Step([child for child in apply if _key(child) not in ended], [*surplus, *anew], problems, waits)
 
 
 def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None = None) -> str:
@@ -104,18 +111,39 @@ def _restarts(child: Manifest, observed: Manifest | None) -> bool:
 def _one_at_a_time(apply: Sequence[Manifest], children: Children) -> tuple[list[Manifest], str]:
     """Storage pods cannot move their rows while the controller starts: their update waits for it."""
     for kind, name in [key for key in children if key[0] == "Deployment"]:
-        status = children[kind, name].get("status", {})
-        wanted = children[kind, name]["spec"].get("replicas", 1)
-        settled = status.get("observedGeneration", 0) >= children[kind, name]["metadata"].get("generation", 1)
-        ready = min(status.get("updatedReplicas", 0), status.get("readyReplicas", 0))
         restarting = any(_key(child) == (kind, name) and _restarts(child, children[kind, name]) for child in apply)
-        if restarting or not settled or ready < wanted:
+        if restarting or not _is_settled(children[kind, name]):
             storage = {_key(c) for c in apply if c["kind"] == "StatefulSet" and _restarts(c, children.get(_key(c)))}
             if storage:
                 names = ", ".join(sorted(name for _, name in storage))
                 words = f"The update of {names} waits until {name} is ready, so that rows can be moved."
                 return [child for child in apply if _key(child) not in storage], words
     return list(apply), ""
+
+
+def _is_settled(workload: Manifest) -> bool:
+    """Whether all its pods are ready, and made from its template."""
+    return ready_pods(workload) >= int(workload["spec"].get("replicas", 1))
+
+
+def _keeps_old_pods(key: tuple[str, str], wanted: Children, apply: Sequence[Manifest], children: Children) -> bool:
+    """Whether pods of a workload may still be made from an older template, once ``apply`` is written."""
+    if key not in wanted:
+        return False
+    return any(_key(child) == key for child in apply) or not _is_settled(children[key])
+
+
+def _changes_volumes(child: Manifest, observed: Manifest | None) -> bool:
+    """Whether its pods get other volumes of their own, which only another StatefulSet can give them."""
+    return observed is not None and child["kind"] == "StatefulSet" and _volumes(child) != _volumes(observed)
+
+
+def _volumes(workload: Manifest) -> list[tuple[Any, ...]]:
+    templates = [(each["metadata"]["name"], each["spec"]) for each in workload["spec"].get("volumeClaimTemplates", [])]
+    return [
+        (name, spec.get("storageClassName"), amount(spec["resources"]["requests"]["storage"]))
+        for name, spec in templates
+    ]
 
 
 def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | None) -> str:

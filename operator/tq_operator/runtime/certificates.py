@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from cryptography import x509
 
 from tq_operator.plan.difference import differs, foreign_owner, stamped
-from tq_operator.plan.issued import ISSUED, client_certificate, server_certificate, why_not_issued
-from tq_operator.plan.names import QUEUE_ANNOTATION, labels
+from tq_operator.plan.issued import ISSUED, client_certificate, server_certificate, server_hosts, why_not_issued
+from tq_operator.plan.names import QUEUE_ANNOTATION, QUEUE_LABEL, labels
 from tq_operator.plan.pods import manifest
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Manifest, Queue
@@ -68,35 +68,45 @@ class Certificates:
             return problems
         try:
             authority = self._authority(queue, now)
-            hosts = [queue.host("controller"), queue.child("controller"), f"*.{queue.host('storage')}"]
-            self._keep(queue, self._own(queue, "tls-server"), authority, server_names(hosts), now, server=True)
-            for namespace in namespaces:
-                secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
-                names = client_names(namespace_name(namespace))
-                self._keep(queue, secret, authority, names, now, server=False)
         except ClusterError as error:
-            problems.append(refusal("the Secrets of the certificates", str(error), "CertificateNotMade"))
+            return [*problems, refusal("the Secret of the CA", str(error), "CertificateNotMade")]
         except _UnusableError as error:
-            problems.append(Problem("CertificateNotMade", str(error)))
+            return [*problems, Problem("CertificateNotMade", str(error))]
+        wanted_secrets = [(self._own(queue, "tls-server"), server_names(server_hosts(queue)), True)]
+        for namespace in namespaces:
+            secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
+            wanted_secrets.append((secret, client_names(namespace_name(namespace)), False))
+        for secret, names, server in wanted_secrets:
+            try:
+                self._keep(queue, secret, authority, names, now, server=server)
+            except _UnusableError as error:
+                problems.append(Problem("CertificateNotMade", str(error)))
+            except ClusterError as error:
+                what = "Secret {namespace}/{name}".format(**secret["metadata"])
+                if not _is_ending(error):  # pods of a namespace that is being deleted need none any more
+                    problems.append(refusal(what, str(error), "CertificateNotMade"))
         return problems
 
     def users_left(self) -> set[tuple[str, str]]:
         """Queues, by namespace and name, with something that Kubernetes does not delete with them."""
-        return {key for found in self._left_behind() if (key := _key_of(found)) is not None}
+        return {key for found in self._left_behind(None) if (key := _key_of(found)) is not None}
 
     def forget(self, namespace: str, name: str) -> None:
         """Delete what a queue that is gone left: Secrets in other namespaces, and those of cert-manager."""
-        for found in self._left_behind():
+        for found in self._left_behind(name):
             if _key_of(found) == (namespace, name):
                 self._may_write()
                 self._cluster.delete(found)
 
-    def _left_behind(self) -> list[Manifest]:
+    def _left_behind(self, queue: str | None) -> list[Manifest]:
+        """Of queues of that name in any namespace; None: of all queues."""
         # Certificates first: cert-manager makes the Secret of one anew.
         kinds = (("Certificate", ISSUED), ("Secret", ISSUED), ("Secret", _CLIENT))
         found = []
         for kind, part in kinds:
-            chosen = {key: value for key, value in labels("any", part).items() if key.startswith("app.kubernetes.io")}
+            chosen = labels(queue or "", part)
+            if queue is None:
+                del chosen[QUEUE_LABEL]
             found += self._cluster.labelled(kind, self._namespaces, chosen)
         return found
 
@@ -112,6 +122,8 @@ class Certificates:
                 self._may_write()
                 found = self._cluster.apply(wanted)
         except ClusterError as error:
+            if _is_ending(error):
+                return None
             words = f"{error}; tls.mode issuer needs cert-manager, and the operator the right to its Certificates"
             return refusal(f"Certificate {where}", words, "CertificateNotMade")
         words = why_not_issued(found or {})
@@ -189,6 +201,11 @@ class Certificates:
 
 class _UnusableError(Exception):
     """A Secret stands in the way; the text says what to do."""
+
+
+def _is_ending(error: ClusterError) -> bool:
+    """Whether it is refused because its namespace is being deleted."""
+    return "is being terminated" in str(error)
 
 
 def _foreign(queue: Queue, namespace: str) -> Manifest:

@@ -15,11 +15,12 @@ from urllib3.exceptions import HTTPError
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.api.node import NODE_KIND, NODE_PLURAL
+from tq_operator.plan.difference import amount
 from tq_operator.plan.names import INJECT_LABEL, MANAGED_BY, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 
-__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError"]
+__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError", "ForbiddenError"]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -49,6 +50,10 @@ _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
 class ClusterError(Exception):
     """The apiserver refused a call or did not answer; the text is its own message."""
+
+
+class ForbiddenError(ClusterError):
+    """The operator lacks the right to the call, or a rule of the cluster forbids it to everybody."""
 
 
 class Cluster:
@@ -122,10 +127,10 @@ class Cluster:
     def offered(self, resource: str) -> int | None:
         """Devices of an extended resource on all nodes together; None without the right to read nodes."""
         try:
-            nodes = self._list("/api/v1/nodes")
-        except ClusterError:
+            nodes = self._list("/api/v1/nodes", recent=True)
+        except ForbiddenError:
             return None
-        return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+        return sum(int(amount(node.get("status", {}).get("allocatable", {}).get(resource, "0"))) for node in nodes)
 
     def claimable(self, device_class: str) -> tuple[int | None, str]:
         """Devices that ResourceSlices list, None without the right to read them, and why there are none.
@@ -139,7 +144,7 @@ class Cluster:
             if self._get(f"{api}/deviceclasses/{device_class}") is None:
                 return 0, f"DeviceClass {device_class} does not exist; check the DRA driver and the name"
             slices = self._list(f"{api}/resourceslices", recent=True)
-        except ClusterError:
+        except ForbiddenError:
             return None, ""
         count = sum(len(entry["spec"].get("devices") or []) for entry in slices)
         return count, "" if count else "no ResourceSlice lists a device; check that the DRA driver runs"
@@ -257,7 +262,8 @@ class Cluster:
         except (NotFoundError, ConflictError):
             raise
         except DynamicApiError as error:
-            raise ClusterError(_words(error)) from None
+            kind = ForbiddenError if error.status == 403 else ClusterError
+            raise kind(_words(error)) from None
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the apiserver does not answer: {error}") from None
         found: bytes = answer.data

@@ -16,6 +16,7 @@ __all__ = ["EventGate", "event", "worth_an_event"]
 
 _AGAIN_S = 600.0
 _REMEMBERED = 10_000
+_LONGEST_NOTE = 1024  # bytes, of which the apiserver takes no more
 
 
 class EventGate:
@@ -59,7 +60,7 @@ def event(document: Manifest, condition: dict[str, Any], identity: str) -> Manif
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:200]}.{mark}", "namespace": metadata["namespace"]},
+        "metadata": {"name": f"{metadata['name'][:200].rstrip('-.')}.{mark}", "namespace": metadata["namespace"]},
         "regarding": {
             "apiVersion": document.get("apiVersion", API_VERSION),
             "kind": document.get("kind", KIND),
@@ -70,7 +71,7 @@ def event(document: Manifest, condition: dict[str, Any], identity: str) -> Manif
         "type": "Normal" if good else "Warning",
         "reason": condition["reason"],
         "action": "Reconcile",
-        "note": (condition["message"] or condition["reason"])[:1024],
+        "note": (condition["message"] or condition["reason"]).encode()[:_LONGEST_NOTE].decode(errors="ignore"),
         "reportingController": MANAGER,
         "reportingInstance": identity,
         "eventTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 from tq_operator.plan.masters import runs_etcd
 from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.status import MasterGroup, Observation
+from tq_operator.runtime.fetch import fetch
 
 __all__ = ["master_group"]
 
-_TIMEOUT_S = 2.0
-# Masters are in the cluster and etcd is near; a proxy of the environment is meant for neither.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_LONGEST = 200
+"""Characters of what an etcd says that the status shows."""
 
 
 def master_group(queue: Queue, seen: Observation) -> MasterGroup | None:
@@ -49,19 +47,16 @@ def _etcd_problem(queue: Queue, seen: Observation) -> str:
         answer = _ask(f"http://{member}/health")
         if answer.get("health") in ("true", True):
             return ""
-        problem = problem or f"{member}: {answer.get('error') or answer.get('reason') or 'not healthy'}"
+        why = str(answer.get("error") or answer.get("reason") or "not healthy")
+        problem = problem or f"{member}: {why[:_LONGEST]}"
     return problem
 
 
 def _ask(url: str) -> dict[str, Any]:
     """The JSON object at ``url``; its ``error`` says why there is none."""
     try:
-        try:
-            with _opener.open(url, timeout=_TIMEOUT_S) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as refusal:  # etcd without a quorum says so with 503
-            text = refusal.read()
-        found = json.loads(text)
+        _, body = fetch(url)  # etcd without a quorum says so with 503
+        found = json.loads(body)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return {"error": str(getattr(error, "reason", None) or error)}
+        return {"error": str(error)}
     return found if isinstance(found, dict) else {"error": f"answers {found!r}"}

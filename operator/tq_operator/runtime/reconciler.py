@@ -32,7 +32,7 @@ from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import stored_bytes
-from tq_operator.runtime.watched import Key, Watched
+from tq_operator.runtime.watched import Key, Watched, key_of
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
@@ -74,6 +74,8 @@ class Reconciler:
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._retries: dict[Key, asyncio.TimerHandle] = {}
+        """Of queues that failed: one each, however often they are looked at meanwhile."""
         self._finished: dict[Key, float] = {}
         self._leading = leading
         self._default_tls = default_tls
@@ -147,7 +149,7 @@ class Reconciler:
         try:
             self._told.clear()
             found = await asyncio.to_thread(self._cluster.queues, self._namespaces)
-            known = {_key(document): _kept(document) for document in found}
+            known = {key_of(document): _kept(document) for document in found}
             newer = {key: self.documents[key] for key in self._told & self.documents.keys()}
             older = {key: document for key, document in known.items() if key not in self._told}
             self.documents.clear()  # the same mapping for admission, which reads it on this loop
@@ -211,12 +213,14 @@ class Reconciler:
             self._running.discard(key)
             if key in self.documents:
                 self._finished[key] = asyncio.get_running_loop().time()
+        if (waiting := self._retries.pop(key, None)) is not None:
+            waiting.cancel()
         if settled:
             self._failures.pop(key, None)
         else:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             delay = min(_LONGEST_DELAY_S, 0.5 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-            asyncio.get_running_loop().call_later(delay, self.request, key)
+            self._retries[key] = asyncio.get_running_loop().call_later(delay, self.request, key)
         if key in self._waiting:
             self._wake.set()
 
@@ -242,8 +246,8 @@ class Reconciler:
             queue = replace(queue, tls=queue.running_tls)
         told = self._certificates.look_after(queue, seen.users, datetime.now(timezone.utc))
         children, refused = self._write(queue, step, dict(seen.children))
-        problems = [*told, *refused]
-        seen = replace(seen, children=children, problems=[*step.problems, *problems], held=step.held)
+        problems = [*step.problems, *told, *refused]
+        seen = replace(seen, children=children, problems=problems, held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
         return not problems and master_problem(queue, seen) is None
 
@@ -339,30 +343,34 @@ class Reconciler:
         if status == previous:
             return
         self._check_leading()
+        # Events first: once the status is written, the next look finds no news, and the answer to a write may be lost.
+        self._tell(document, previous, status)
         metadata = document["metadata"]
         self._cluster.write_status(metadata["namespace"], metadata["name"], status)
         self.metrics.writes.labels("status").inc()
+
+    def _tell(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
+        """Events of what the status says anew."""
+        metadata = document["metadata"]
         for condition in status["conditions"]:
-            if worth_an_event(condition, previous):
-                news = (metadata["uid"], condition["type"], condition["status"], condition["reason"])
-                sent = self._gate.admits(*news)
-                self.metrics.events.labels("yes" if sent else "no").inc()
-                if not sent:
-                    continue
-                try:
-                    self._cluster.create_event(event(document, condition, self._identity))
-                except ClusterError as error:  # the condition says it too
-                    logger.warning("no event %s for %s: %s", condition["reason"], metadata["name"], error)
+            if not worth_an_event(condition, previous):
+                continue
+            news = (metadata["uid"], condition["type"], condition["status"], condition["reason"])
+            sent = self._gate.admits(*news)
+            self.metrics.events.labels("yes" if sent else "no").inc()
+            if not sent:
+                continue
+            try:
+                self._cluster.create_event(event(document, condition, self._identity))
+            except (ClusterError, NotFoundError) as error:  # the condition says it too
+                self._gate.forget(*news)
+                logger.warning("no event %s for %s: %s", condition["reason"], metadata["name"], error)
 
 
 def _kept(document: Manifest) -> Manifest:
     """Less what is large and never looked at."""
     document["metadata"].pop("managedFields", None)
     return document
-
-
-def _key(document: Manifest) -> Key:
-    return document["metadata"]["namespace"], document["metadata"]["name"]
 
 
 def _is_ready(document: Manifest) -> bool:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import http.client
-import urllib.request
+import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
-__all__ = ["stored_bytes"]
+from tq_operator.runtime.fetch import fetch
 
-_TIMEOUT_S = 2.0
-# The controller is in the cluster; a proxy of the environment is not meant for it.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+__all__ = ["stored_bytes"]
 
 
 def stored_bytes(url: str) -> int | None:
     """Bytes over all storage units; None if the controller does not say, or waits for units: of those it knows no more
     than when they registered."""
     try:
-        with _opener.open(url, timeout=_TIMEOUT_S) as answer:
-            text = answer.read().decode()
-        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        status, body = fetch(url)
+        samples = [s for family in text_string_to_metric_families(body.decode()) for s in family.samples]
     except (OSError, http.client.HTTPException, ValueError):
+        return None
+    if status != 200:
         return None
     used = [sample.value for sample in samples if sample.name == "tq_unit_used_bytes"]
     connected = next((sample.value for sample in samples if sample.name == "tq_units_connected"), 0)
-    return int(sum(used)) if used and connected >= len(used) else None
+    total = sum(used)
+    return int(total) if used and connected >= len(used) and math.isfinite(total) else None

@@ -17,7 +17,7 @@ from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGED_BY, MANAGER, QUE
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED, Cluster
 
-__all__ = ["Key", "Watched", "queues_of"]
+__all__ = ["Key", "Watched", "key_of", "queues_of"]
 
 Key = tuple[str, str]
 """Namespace and name: of a queue, or of an object of some kind."""
@@ -82,7 +82,7 @@ class Watched:
 
     def put(self, kind: str, item: Manifest, *, listed: bool = False) -> bool:
         """Take up an object that the apiserver gave. Whether it says something new."""
-        key, version = _key(item), int(item["metadata"]["resourceVersion"])
+        key, version = key_of(item), int(item["metadata"]["resourceVersion"])
         with self._lock:
             known = self._kinds[kind]
             old = known.entries.get(key)
@@ -101,7 +101,7 @@ class Watched:
             return text != (old.text if old is not None else "")
 
     def _end(self, kind: str, item: Manifest) -> set[Key]:
-        key, version = _key(item), int(item["metadata"]["resourceVersion"])
+        key, version = key_of(item), int(item["metadata"]["resourceVersion"])
         with self._lock:
             known = self._kinds[kind]
             if (old := known.entries.get(key)) is not None and old.version <= version:
@@ -112,7 +112,7 @@ class Watched:
     def drop(self, kind: str, item: Manifest) -> None:
         """It was deleted from here, of which no watch tells for kinds that are only listed."""
         with self._lock:
-            known, key = self._kinds[kind], _key(item)
+            known, key = self._kinds[kind], key_of(item)
             if kind in UNWATCHED and key in known.entries:
                 _forget(known, key)
 
@@ -139,7 +139,7 @@ class Watched:
                 for items, version in cluster.pages(kind, namespaces):
                     versions.append(version)
                     for item in items:
-                        listed.add(_key(item))
+                        listed.add(key_of(item))
                         if self.put(kind, item, listed=True):
                             news |= queues_of(item)
                 if versions:  # of a kind that the cluster knows
@@ -192,7 +192,8 @@ def _needed(kind: str, item: Manifest) -> Manifest:
     return {"metadata": {**kept, "annotations": marks}, "status": status}
 
 
-def _key(item: Manifest) -> Key:
+def key_of(item: Manifest) -> Key:
+    """Namespace and name."""
     return item["metadata"]["namespace"], item["metadata"]["name"]
 
 

@@ -144,6 +144,10 @@ def webhook_application(
             return deny(
                 review, f"TransferQueue {namespace}/{name} does not exist; create it before pods that use it", 404
             )
+        if "deletionTimestamp" in document["metadata"]:
+            return deny(
+                review, f"TransferQueue {namespace}/{name} is being deleted; create it anew before its pods", 409
+            )
         try:
             return mutate_pod(review, queue_from(document, default_tls))
         except ConfigError as error:

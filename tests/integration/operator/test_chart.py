@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.integration.operator.conftest import CHART, rendered_chart
-from tests.integration.operator.control_plane import ControlPlane
+from tests.integration.operator.conftest import CHART, Operator, rendered_chart
+from tests.integration.operator.control_plane import ControlPlane, free_port
+from tests.unit.operator.served import SERVED
 from tests.waiting import wait_until
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.queue import Images, queue_from
@@ -103,7 +105,7 @@ EXAMPLES = sorted(path.name for path in (CHART / "examples").iterdir())
 
 
 def test_there_are_examples() -> None:
-    assert EXAMPLES == ["ha-production", "infiniband-shared", "laptop", "roce-sriov", "tcp-cluster"]
+    assert EXAMPLES == ["dra", "ha-production", "infiniband-shared", "laptop", "roce-sriov", "tcp-cluster"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -115,6 +117,30 @@ def test_the_values_of_an_example_are_accepted(plane: ControlPlane, name: str) -
         done = plane.kubectl("apply", "--server-side", "--dry-run=server", "--force-conflicts", "-f", "-", stdin=text)
         assert done.returncode == 0, (manifest["kind"], done.stderr)
         assert "Warning" not in done.stderr, (manifest["kind"], done.stderr)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_chart_asks_for_nothing_that_kubernetes_1_29_does_not_serve(plane: ControlPlane, name: str) -> None:
+    for manifest in rendered_chart(plane, "--values", str(CHART / "examples" / name / "values.yaml")):
+        assert manifest["kind"] in SERVED[manifest["apiVersion"]]
+
+
+def test_helm_test_finds_the_webhook_answering(operator: Operator) -> None:
+    (pod,) = of_kind(rendered_chart(operator.plane), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    dry_run(operator.plane, pod, restricted(operator.plane))
+    (container,) = pod["spec"]["containers"]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert given["WEBHOOK"] == "https://tq-operator.tq-system.svc"
+
+    def ran(port: int) -> subprocess.CompletedProcess[str]:
+        ours = {"WEBHOOK": f"https://127.0.0.1:{port}", "WEBHOOK_CA": str(operator.plane.authority.files.certificate)}
+        assert ours.keys() == given.keys()
+        command = [sys.executable, *container["command"][1:]]
+        return subprocess.run(command, env=ours, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ran(operator.webhook).stdout == "the webhook answers\n"
+    assert ran(free_port()).returncode != 0
 
 
 def restricted(plane: ControlPlane) -> str:

@@ -446,6 +446,7 @@ spec:
   backend: {mooncake: {globalSegmentSize: 256Mi}}
   access: {namespaces: [jobs]}
   rdma: {claim: {deviceClassName: rdma.example.com, gpuDeviceClassName: gpu.example.com}}
+  storage: {replicas: 0}  # there is no kubelet: pods of a new template never get ready, and keep the old one
 """
 
 

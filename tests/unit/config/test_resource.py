@@ -95,6 +95,14 @@ REFUSALS = [
         "{backend: {mooncake: {globalSegmentSize: 1000}}}",
         'spec.backend.mooncake.globalSegmentSize: "1000" is too small for a storage unit; use at least 1Mi',
     ),
+    (
+        "{backend: {simple: {}}, storage: {resources: {limits: {cpu: -1}}}}",
+        "spec.storage.resources.limits.cpu: should be greater than or equal to 0",
+    ),
+    (
+        f"{{backend: {{simple: {{}}}}, storage: {{capacity: {'9' * 20}Ki}}}}",
+        f'spec.storage.capacity: "{"9" * 20}Ki" is not a quantity; {UNITS}',
+    ),
     ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     (
@@ -256,6 +264,27 @@ def test_a_wrong_field_is_refused_in_one_line(spec: str, message: str) -> None:
 def test_the_ports_and_rows_of_several_shards_may_be_just_enough() -> None:
     load(f"{{{SIMPLE}, controller: {{shards: 3, port: 65530, metricsPort: 65533, sampleCapacity: 3}}}}")
     load("{backend: {simple: {numUnits: 1, unitSize: 3}}, controller: {shards: 3}}")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        '{backend: {simple: {}}, storage: {capacity: "1Gi\\n"}}',
+        '{backend: {mooncake: {master: {rpcInterface: "eth0\\n"}}}}',
+        '{backend: {yuanrong: {worker: "head:1\\n"}}}',
+        '{backend: {simple: {}}, storage: {resources: {limits: {cpu: "1\\n"}}}}',
+    ],
+)
+def test_a_line_end_is_part_of_no_value_and_of_no_refusal(spec: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(spec)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_empty_field_is_as_if_it_were_not_there_if_there_is_such_a_field() -> None:
+    assert load("{backend: {simple: {}}, storage: }").spec.storage.replicas == 2
+    with pytest.raises(ConfigError, match=r'unknown field "spec\.storge"; did you mean storage\?'):
+        load("{backend: {simple: {}}, storge: }")
 
 
 def test_a_claim_is_enough_for_the_policy_required() -> None:

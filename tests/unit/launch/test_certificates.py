@@ -68,6 +68,11 @@ def test_the_ca_of_another_queue_is_not_trusted(tmp_path: Path) -> None:
         handshake(tmp_path, CLIENT, SERVER, authority=other)
 
 
+def test_a_certificate_that_a_clock_ahead_made_is_due_once_the_clock_is_right() -> None:
+    assert not is_due(SERVER.certificate, NOW)
+    assert is_due(SERVER.certificate, NOW - DAY)
+
+
 def test_a_certificate_is_due_when_a_third_of_its_life_is_left() -> None:
     assert not is_due(SERVER.certificate, NOW + 59 * DAY)
     assert is_due(SERVER.certificate, NOW + 61 * DAY)

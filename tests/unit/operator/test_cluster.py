@@ -88,6 +88,38 @@ def test_devices_are_counted_or_it_is_said_why_there_are_none(
     assert bool(words) == (count == 0)
 
 
+NODES = "/api/v1/nodes"
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"items": []}, 0),
+        # As the apiserver writes a thousand.
+        (
+            {"items": [{"status": {"allocatable": {"rdma/a": "1k"}}}, {"status": {"allocatable": {"rdma/a": "2"}}}]},
+            1002,
+        ),
+        ({"items": [{"status": {"allocatable": {"cpu": "500m"}}}, {}]}, 0),
+        (403, None),
+    ],
+)
+def test_devices_of_an_extended_resource_are_counted_over_all_nodes(
+    cluster: Cluster, answers: dict[str, Any], given: Any, count: int | None
+) -> None:
+    answers[NODES] = given
+    assert cluster.offered("rdma/a") == count
+
+
+@pytest.mark.parametrize("given", [{NODES: 500}, {API: {}, CLASS: 500}, {API: {}, CLASS: {}, SLICES: 500}])
+def test_a_failure_of_the_apiserver_is_not_taken_for_a_missing_right(
+    cluster: Cluster, answers: dict[str, Any], given: dict[str, Any]
+) -> None:
+    answers |= given
+    with pytest.raises(ClusterError, match="status 500"):
+        cluster.offered("rdma/a") if NODES in given else cluster.claimable("rdma.example.com")
+
+
 def test_a_cluster_that_knows_no_claims_has_queues_all_the_same(cluster: Cluster, answers: dict[str, Any]) -> None:
     answers |= OLD
     assert cluster.children("rl", "quickstart") == {}
@@ -104,6 +136,29 @@ def test_templates_that_may_not_be_listed_are_not_taken_for_none(cluster: Cluste
     answers |= {**OLD, f"{API}/namespaces/rl/resourceclaimtemplates": 403}
     with pytest.raises(ClusterError, match="status 403"):
         cluster.children("rl", "quickstart")
+
+
+def deployment(namespace: str, watched: str) -> dict[str, Any]:
+    env = [{"name": "TQ_WATCH_NAMESPACES", "value": watched}]
+    return {
+        "metadata": {"namespace": namespace, "name": "tq-operator"},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "operator", "env": env}]}}},
+        "status": {"readyReplicas": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("watched", "told"),
+    [(("", ""), True), (("a,b", ""), True), (("a,b", "b,c"), True), (("a,b", "c"), False), (("a",), False)],
+)
+def test_doctor_tells_of_operators_that_work_in_the_same_namespaces(
+    access: Access, answers: dict[str, Any], watched: tuple[str, ...], told: bool
+) -> None:
+    answers["/version"] = {"gitVersion": "v1.36.0"}
+    answers["/apis/apps/v1/deployments"] = {"items": [deployment(f"ns-{n}", text) for n, text in enumerate(watched)]}
+    texts = [finding.text for finding in examine(Surroundings(access)) if finding.state == "fail"]
+    words = "ns-0/tq-operator and ns-1/tq-operator work in the same namespaces and undo each other's writes"
+    assert (words in texts) == told
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import differs, foreign_owner, stamped
+from tq_operator.plan.difference import amount, differs, foreign_owner, stamped
 
 
 @pytest.fixture
@@ -62,6 +62,32 @@ def test_a_change_by_hand_differs(wanted: dict[str, Any], path: tuple[Any, ...],
         inner = inner[key]
     inner[path[-1]] = value
     assert differs(wanted, observed)
+
+
+def test_entries_that_share_their_key_are_each_found(wanted: dict[str, Any]) -> None:
+    pod = wanted["spec"]["template"]["spec"]
+    effects = [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute")
+    ]
+    pod["tolerations"] = copy.deepcopy(effects)
+    pod["containers"][0]["volumeMounts"] += [
+        {"name": "tmp", "mountPath": "/tmp", "subPath": "a"},
+        {"name": "tmp", "mountPath": "/var/tmp", "subPath": "b"},
+    ]
+    observed = observed_of(wanted)
+    assert not differs(wanted, observed)
+    observed["spec"]["template"]["spec"]["tolerations"][1]["effect"] = "NoSchedule"
+    assert differs(wanted, observed)
+
+
+@pytest.mark.parametrize(("text", "number"), [("1k", 1000), ("2Ki", 2048), ("500m", 0.5), ("1e3", 1000), ("7", 7)])
+def test_a_quantity_is_read_in_every_form(text: str, number: float) -> None:
+    assert float(amount(text)) == number
+
+
+@pytest.mark.parametrize("text", ["", "m", "gpu.example.com", "Gi"])
+def test_what_is_no_quantity_is_compared_as_text(text: str) -> None:
+    assert amount(text) == text
 
 
 def test_a_field_that_is_no_longer_wanted_differs(wanted: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import yaml
 from tests.unit.operator.queues import IMAGES, document, queue
 from tq_operator.admission.injection import SETTINGS_ANNOTATION, inject, patch, wanted_queue
 from tq_operator.admission.preview import preview
-from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, read_review, validate_queue
+from tq_operator.admission.review import MalformedReviewError, Review, mutate_pod, queue_of, read_review, validate_queue
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.queue import queue_from
 from transfer_queue.config.attach import AttachConfig
@@ -378,9 +378,8 @@ def test_garbage_is_no_review(garbage: Any) -> None:
     ],
 )
 def test_a_pod_that_is_none_is_refused_in_words(subject: Any) -> None:
-    response = mutate_pod(review(subject), TCP)["response"]
-    assert response["allowed"] is False
-    assert response["status"]["message"].startswith("not a pod: ")
+    with pytest.raises(ValueError, match="not a pod: "):
+        queue_of(review(subject))
 
 
 def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
@@ -388,6 +387,14 @@ def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
     response = validate_queue(review(document("{backend: {simple: {}, ray: {}}}")))["response"]
     assert response["allowed"] is False
     assert response["status"]["message"] == "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"
+
+
+def test_a_queue_that_an_older_version_accepted_can_be_changed_but_for_its_spec() -> None:
+    stored = document("{backend: {simple: {}, ray: {}}}", finalizers=["someone.example/x"])
+    kept = Review("u", "rl", document("{backend: {simple: {}, ray: {}}}"), stored)
+    assert validate_queue(kept)["response"]["allowed"] is True
+    other = Review("u", "rl", document("{backend: {simple: {}, mooncake: {}}}"), stored)
+    assert validate_queue(other)["response"]["allowed"] is False
 
 
 def update(before: str, after: str, used: str, **annotations: str) -> dict[str, Any]:

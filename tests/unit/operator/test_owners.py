@@ -103,6 +103,15 @@ def test_the_plugin_prints_the_pods_as_admission_makes_them(tmp_path: Path, caps
         ("{", "is not YAML"),
         ("- 1", "holds something other than Kubernetes objects"),
         (yaml.safe_dump(document("{backend: {}}")), "set exactly one of simple"),
+        ("{kind: Pod, metadata: text}", "holds something other than Kubernetes objects"),
+        (
+            "{apiVersion: transferqueue.io/v1alpha1, kind: TransferQueue, metadata: null, spec: {backend: {ray: {}}}}",
+            "metadata.name",
+        ),
+        (
+            "{kind: Pod, metadata: {labels: [a]}, spec: {containers: []}}",
+            "not a pod: metadata.labels must be an object",
+        ),
     ],
 )
 def test_the_plugin_says_in_one_line_what_is_wrong(

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from tests.unit.operator.queues import IMAGES, queue
+from tests.unit.operator.served import NEWER, SERVED
+from tq_operator.admission.injection import inject
 from tq_operator.plan.children import CONFIG_ANNOTATION, desired_children
 from tq_operator.plan.difference import differs, stamped
 from tq_operator.plan.issued import client_certificate, server_certificate
@@ -184,6 +186,36 @@ def test_every_pod_is_admitted_by_the_restricted_pod_security_standard(name: str
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_only_a_claim_needs_a_newer_kubernetes_than_1_29(name: str) -> None:
+    newer = set()
+    for child in desired_children(queue(SPECS[name]), IMAGES):
+        version, kind = child["apiVersion"], child["kind"]
+        if kind not in SERVED.get(version, ()):
+            assert kind in NEWER[version]
+            newer.add(kind)
+    assert newer == ({"ResourceClaimTemplate"} if name == "mooncake-rdma-claim" else set())
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "ray"])
+def test_a_network_policy_lets_in_whoever_has_the_queue_and_opens_the_metrics_ports_that_there_are(name: str) -> None:
+    spec = yaml.safe_load(SPECS[name])
+    spec["security"] = {**spec.get("security", {}), "networkPolicy": True}
+    made = children(yaml.safe_dump(spec))
+    policy = made["NetworkPolicy", "quickstart-access"]["spec"]
+    pods = [child["spec"]["template"] for (kind, _), child in made.items() if kind in ("Deployment", "StatefulSet")]
+    (users,), metrics = (rule["from"] for rule in policy["ingress"][:1]), policy["ingress"][1]["ports"]
+    trainer = inject({"metadata": {}, "spec": {"containers": []}}, queue(SPECS[name]))
+    for pod in pods:
+        labels = pod["metadata"]["labels"].items()
+        assert policy["podSelector"]["matchLabels"].items() <= labels
+        assert users[0]["podSelector"]["matchLabels"].items() <= labels, "the parts reach each other"
+    assert users[0]["podSelector"]["matchLabels"].items() <= trainer["metadata"]["labels"].items()
+    ports = [port for pod in pods for each in pod["spec"]["containers"] for port in each.get("ports", [])]
+    open_to_all = {port["containerPort"] for port in ports if port["name"] == "metrics"}
+    assert {port["port"] for port in metrics} == open_to_all
 
 
 def test_every_child_names_the_queue_as_its_owner_and_carries_its_labels() -> None:

@@ -172,10 +172,18 @@ def test_a_pod_whose_claim_no_node_can_fulfil_waits_for_rdma() -> None:
 
 
 def test_a_refused_write_is_told_about_although_all_pods_are_ready() -> None:
-    seen = observed(problems=[Problem("NameConflict", "Service quickstart-storage exists")])
+    seen = observed(problems=[Problem("ApplyFailed", "Service quickstart-storage: no")])
     status = queue_status(QUEUE, seen, {}, NOW)
     assert condition(status, "Ready")["status"] == "True"
-    assert condition(status, "Degraded")["reason"] == "NameConflict"
+    assert condition(status, "Degraded")["reason"] == "ApplyFailed"
+
+
+def test_a_queue_with_an_object_of_somebody_else_in_its_place_is_not_ready_whatever_runs_there() -> None:
+    seen = observed(problems=[Problem("NameConflict", "Service quickstart-storage exists")])
+    status = queue_status(QUEUE, seen, {}, NOW)
+    ready = condition(status, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NameConflict")
+    assert ready["message"] == "Service quickstart-storage exists"
 
 
 def test_a_spec_that_is_not_valid_keeps_what_was_known_and_says_why() -> None:

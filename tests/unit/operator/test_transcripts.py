@@ -67,6 +67,9 @@ class World:
         for child in step.apply:
             key = child["kind"], child["metadata"]["name"]
             self.lines.append(f"  {'apply' if key in self.children else 'create'} {' '.join(key)}")
+            old = self.children.get(key, {}).get("spec", {}).get("volumeClaimTemplates")
+            refused = key in self.children and old != child.get("spec", {}).get("volumeClaimTemplates")
+            assert not refused, "the apiserver refuses other volumes of a StatefulSet"
             self.children[key] = self._made(child)
         for child in step.delete:
             self.lines.append(f"  delete {child['kind']} {child['metadata']['name']}")
@@ -80,7 +83,7 @@ class World:
             if not old or any(old[0][key] != condition[key] for key in ("status", "reason", "message")):
                 words = " ".join(condition[key] for key in ("type", "status", "reason", "message"))
                 self.lines.append(f"  {words}".rstrip())
-        return status != before
+        return status != before or bool(step.apply or step.delete)
 
     def restarted(self, kind: str, name: str) -> None:
         """The pods of a workload are ready."""
@@ -225,6 +228,9 @@ def rdma_auto() -> World:
     world.settle("created where no node has RDMA")
     world.capacity = 4
     world.settle("a node with RDMA comes")
+    world.capacity = None
+    world.settle("the operator may not read nodes any more")
+    world.capacity = 4
     world.change("another spec", MOONCAKE.replace("POLICY", "auto").replace("256", "512"))
     world.capacity = 0
     world.settle("the RDMA nodes leave while all pods run")
@@ -258,8 +264,11 @@ def rdma_claim() -> World:
     world.change("another spec", spec.replace("256", "512"))
     world.used = 5
     world.change("another class, while there are rows", spec.replace("256", "512").replace("a.example", "b.example"))
-    world.used = 0
-    world.settle("the rows are consumed")
+    world.used, world.starting = 0, True
+    world.settle("the rows are consumed, and pods of the new template start")
+    world.starting = False
+    world.restarted("StatefulSet", "quickstart-storage")
+    world.settle("they are ready")
     world.capacity = None
     world.settle("the operator may not see devices any more")
     world.capacity = 0
@@ -277,6 +286,65 @@ def rdma_claim_required() -> World:
     for key in list(world.children):
         world.restarted(*key)
     world.settle("the driver is installed")
+    return world
+
+
+def durability_changed() -> World:
+    spec = "{backend: {simple: {}}, controller: {durability: DURABILITY}}"
+    world = World(spec.replace("DURABILITY", "none"))
+    world.settle("created")
+    world.used = 1 << 20
+    world.change("rows shall survive the node", spec.replace("DURABILITY", "node"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.change("and now they need not", spec.replace("DURABILITY", "none"))
+    return world
+
+
+def spill_turned_on() -> World:
+    spec = "{backend: {simple: {}}, storage: {replicas: 2}}"
+    spill = spec.replace("simple: {}", "simple: {ssdOffload: {capacity: 1Gi MORE}}")
+    world = World(spec)
+    world.settle("created, with memory alone")
+    world.used = 1 << 20
+    world.change("a disk beyond the memory, while there are rows", spill.replace("MORE", ""))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.used = 1 << 20
+    world.change("another disk, while there are rows", spill.replace("MORE", ", storageClassName: local-ssd"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.change("no disk any more", spec)
+    return world
+
+
+def masters_changed() -> World:
+    one = "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi MORE}}}"
+    several = one.replace("MORE", ", highAvailability: {masters: 3, etcd: ETCD}")
+    world = World(one.replace("MORE", ""))
+    world.settle("created, with one master")
+    world.used = 5
+    world.change("three masters, while there are rows", several.replace("ETCD", "{development: {}}"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.used = 5
+    five = several.replace("masters: 3", "masters: 5")
+    world.change("three become five, while there are rows", five.replace("ETCD", "{development: {}}"))
+    world.change("another etcd, while there are rows", five.replace("ETCD", "{endpoints: ['etcd:2379']}"))
+    world.used = 0
+    world.settle("the rows are consumed")
+    world.change("one master again", one.replace("MORE", ""))
+    return world
+
+
+def policies_changed() -> World:
+    world = World("{backend: {simple: {}}}")
+    world.settle("created")
+    world.used = 5
+    world.change(
+        "a policy for the network, while there are rows", "{backend: {simple: {}}, security: {networkPolicy: true}}"
+    )
+    world.change("no policy, and evictions are allowed", "{backend: {simple: {}}, disruptionBudget: false}")
     return world
 
 
@@ -309,6 +377,10 @@ def tls_turned_on() -> World:
         backend_changed,
         operator_upgraded,
         name_conflict,
+        durability_changed,
+        spill_turned_on,
+        masters_changed,
+        policies_changed,
         tls_turned_on,
         rdma_auto,
         rdma_required,

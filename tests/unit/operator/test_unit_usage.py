@@ -13,20 +13,23 @@ UNITS = 'tq_unit_used_bytes{unit="a"} 5\ntq_unit_used_bytes{unit="b"} 7\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "stored"),
+    ("text", "stored", "code"),
     [
-        (f"{UNITS}tq_units_connected 2\n", 12),
+        (f"{UNITS}tq_units_connected 2\n", 12, 200),
+        (f"{UNITS}tq_units_connected 2\n", None, 503),
         # Started again from its journal: of a unit that is not back it knows the use at its registration.
-        (f"{UNITS}tq_units_connected 1\n", None),
-        (f"{UNITS}tq_units_connected 0\n", None),
-        ("tq_units_connected 0\n", None),
-        ("{", None),
+        (f"{UNITS}tq_units_connected 1\n", None, 200),
+        (f"{UNITS}tq_units_connected 0\n", None, 200),
+        ("tq_units_connected 0\n", None, 200),
+        (f'{UNITS}tq_unit_used_bytes{{unit="c"}} NaN\ntq_units_connected 3\n', None, 200),
+        (f'{UNITS}tq_unit_used_bytes{{unit="c"}} +Inf\ntq_units_connected 3\n', None, 200),
+        ("{", None, 200),
     ],
 )
-def test_what_is_stored_is_known_once_every_unit_is_back(text: str, stored: int | None) -> None:
+def test_what_is_stored_is_known_once_every_unit_is_back(text: str, stored: int | None, code: int) -> None:
     class Metrics(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(code)
             self.end_headers()
             self.wfile.write(text.encode())
 
