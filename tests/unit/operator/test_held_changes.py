@@ -10,6 +10,7 @@ from tests.unit.operator.queues import document
 from tests.unit.operator.test_watched import DEPLOYMENTS, PODS, QUEUES, World
 from tq_operator.plan.names import labels
 from tq_operator.runtime import reconciler
+from tq_operator.runtime.usage import Usage
 
 STORAGE = "/apis/apps/v1/namespaces/rl/statefulsets/quickstart-storage"
 SPEC = "{backend: {simple: {}}, storage: {replicas: 2, capacity: CAPACITY}, controller: {durability: DURABILITY}}"
@@ -20,7 +21,7 @@ class Life:
 
     def __init__(self, durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used: int | None = 1 << 30
-        monkeypatch.setattr(reconciler, "stored_bytes", lambda url: self.used)
+        monkeypatch.setattr(reconciler, "storage_usage", lambda url: Usage(self.used))
         self.spec = SPEC.replace("DURABILITY", durability)
         self.world = World(self.spec.replace("CAPACITY", "2Gi"))
         self.world.relist()
