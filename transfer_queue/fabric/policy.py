@@ -102,8 +102,9 @@ def decide(
     _check_environment(choice, settings, environment or {}, findings)
     if lock_limit is not None and not lock_limit.allows(register_nbytes):
         findings.fatal.append(
-            f"only {lock_limit.nbytes} bytes of memory may be locked, but {register_nbytes} have to be registered: add "
-            "the capability IPC_LOCK or raise the memlock limit"
+            f"only {lock_limit.nbytes} bytes of memory may be locked, but {register_nbytes} have to be registered: "
+            "raise the memlock limit (for a pod, that of the container runtime), or run as root with the capability "
+            "IPC_LOCK, which containers of other users do not get"
         )
     warnings = tuple(dict.fromkeys((*choice.warnings, *settings.warnings)))
     if findings.fatal or (policy == "required" and findings.broken):

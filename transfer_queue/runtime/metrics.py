@@ -68,6 +68,7 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_unit_capacity_bytes", "gauge", "Bytes that a storage unit can hold", ("unit",), _BOTH),
         MetricInfo("tq_unit_used_bytes", "gauge", "Bytes that a storage unit holds", ("unit",), _BOTH),
         MetricInfo("tq_unit_blocks", "gauge", "Blocks that a storage unit holds", ("unit",), _BOTH),
+        MetricInfo("tq_unit_drained", "gauge", "1 if a storage unit takes no new blocks and has no rows", ("unit",)),
         MetricInfo("tq_partition_rows", "gauge", "Rows of a partition", ("partition",)),
         MetricInfo("tq_partition_bytes", "gauge", "Bytes of a partition's rows", ("partition",)),
         MetricInfo("tq_field_ready_rows", "gauge", "Rows that have a field", ("partition", "field")),
@@ -157,6 +158,7 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
             scrape.add("tq_unit_capacity_bytes", unit.info.capacity, unit.info.name)
             scrape.add("tq_unit_used_bytes", unit.info.used, unit.info.name)
             scrape.add("tq_unit_blocks", unit.blocks, unit.info.name)
+            scrape.add("tq_unit_drained", int(controller.units.is_drained(unit)), unit.info.name)
         scrape.add("tq_controller_lost_rows", _add_partitions(scrape, controller))
         scrape.add("tq_rows_put", counters.rows_put)
         scrape.add("tq_bytes_put", counters.bytes_put)

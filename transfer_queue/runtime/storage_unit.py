@@ -166,6 +166,7 @@ class ControllerLink:
         """Where clients reach this unit; set before ``run``."""
         self.connected = False
         self._joined_before = False
+        self._doubts = 0
         self._addresses = addresses
         self._shard = shard
         self._alone = alone
@@ -210,6 +211,11 @@ class ControllerLink:
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
         self._incarnation = getattr(self._store, "incarnation", None) or secrets.token_hex(8)
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """Register again: what this one holds may not be what it held."""
+        self._doubts += 1
         if self._connection is not None:
             self._connection.close()
 
@@ -239,7 +245,7 @@ class ControllerLink:
                 await self._report_until_lost()
 
     async def _register(self) -> None:
-        config = self._config
+        config, doubts = self._config, self._doubts
         self._lost.clear()
         connection = await self._connect()
         try:
@@ -260,7 +266,7 @@ class ControllerLink:
                 len(held),
             )
             joined, _ = await connection.request(join, timeout_s=_JOIN_TIMEOUT_S)
-            if join.incarnation != self._incarnation:
+            if doubts != self._doubts:
                 raise ConnectionLostError("what this unit held was lost while it registered")
             self._connection = connection
             self.connected = True
@@ -369,6 +375,10 @@ class ControllerLinks:
         for link in self._links:
             link.start_over()
 
+    def tell_again(self) -> None:
+        for link in self._links:
+            link.tell_again()
+
     async def run(self, address: str, registered: asyncio.Event) -> None:
         """As `ControllerLink.run`, with all controllers at once; clients reach this unit at ``address``."""
 
@@ -396,6 +406,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         config.durability,
         log.warning,
         lost=lambda: links.start_over(),
+        in_doubt=lambda: links.tell_again(),
     )
     if config.security.policy_file is not None and config.shards:
         raise ConfigError(f"security.policyFile: {NO_POLICY}")

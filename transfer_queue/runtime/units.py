@@ -186,12 +186,16 @@ class UnitRegistry:
                 self._core.unit_joined(session.info.unit)
             self._changed()
 
+    def is_drained(self, session: UnitSession) -> bool:
+        """It takes no new blocks, and no row needs one that it has."""
+        return session.draining and not len(self._core.blocks.slots_of_unit(session.info.unit))
+
     def retire(self, unit: int, now: float) -> bool:
         """An empty, draining unit is about to end; False: it is neither."""
         session = self._units.get(unit)
         if session is None or session.retired:
             return session is not None
-        if not session.draining or len(self._core.blocks.slots_of_unit(unit)):
+        if not self.is_drained(session):
             return False
         session.retired = True
         self._core.unit_lost(unit, now)

@@ -204,6 +204,9 @@ class StoreContext:
     lost: Callable[[], None] = field(default=lambda: None)
     """To be called on the loop when everything the store held is gone though this process lives on. The unit then
     registers under a new number, and the rows of the old one are reported lost."""
+    in_doubt: Callable[[], None] = field(default=lambda: None)
+    """To be called on the loop when some of what the store held may be gone, or may be there again. The unit then tells
+    anew what it holds, and rows are reported lost as far as their blocks are missing."""
 
 
 class UnitStore(Protocol):

@@ -48,6 +48,7 @@ class Container:
     stop_seconds: int = 0
     """How long all of that may take; 0: the cluster's default."""
     capabilities: tuple[str, ...] = ()
+    """Makes the container run as root, with these capabilities alone: Kubernetes gives no other user any."""
     resource_claims: list[Manifest] = field(default_factory=list)
     """Entries of the pod's ``resourceClaims``, all of which the container uses."""
 
@@ -171,6 +172,7 @@ def _container(name: str, container: Container, part: Part) -> Manifest:
             **({"claims": used} if used else {}),
         },
         "securityContext": {
+            **({"runAsUser": 0, "runAsNonRoot": False} if container.capabilities else {}),
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {

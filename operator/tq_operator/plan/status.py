@@ -37,6 +37,8 @@ class Observation:
     users: frozenset[str] = frozenset()
     """Namespaces of the pods that were given the queue."""
     used: int | None = None
+    drained: frozenset[str] = frozenset()
+    """Storage units that have no rows and get none."""
     problems: Sequence[Problem] = ()
     """What went wrong while the children were written."""
     held: str = ""

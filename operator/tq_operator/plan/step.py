@@ -8,7 +8,7 @@ volume takes them up again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ PAUSE = f"{GROUP}/pause"
 _TEMPLATE = f"{GROUP}/template"
 """On Deployments and StatefulSets: hash of the pod template; another one restarts the pods."""
 _WORKLOADS = ("Deployment", "StatefulSet")
+_FEWER = "removes the storage units"
 _FILL = 0.9
 """Of the storage that stays: how full moved rows may make it."""
 
@@ -52,9 +53,16 @@ def wanted_children(queue: Queue, images: Images) -> list[Manifest]:
     return [stamped(_marked(child)) for child in desired_children(queue, images)]
 
 
-def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool, used: int | None = None) -> Step:
+def next_step(
+    queue: Queue,
+    images: Images,
+    children: Children,
+    holds_rows: bool,
+    used: int | None = None,
+    drained: Collection[str] = (),
+) -> Step:
     """``children``: everything that has the name of a wanted child, and everything that carries the queue's labels.
-    ``used``: bytes in storage, None if unknown."""
+    ``used``: bytes in storage, None if unknown. ``drained``: storage units that have no rows and get none."""
     if queue.annotations.get(PAUSE) == "true":
         return Step(held=f"Paused by the annotation {PAUSE}; remove it to go on.")
     wanted = {_key(child): child for child in wanted_children(queue, images)}
@@ -74,7 +82,7 @@ def next_step(queue: Queue, images: Images, children: Children, holds_rows: bool
     waits = ""
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
         apply, waits = _one_at_a_time(apply, children)
-    lossy = [_why(child, children.get(_key(child)), queue, used) for child in apply]
+    lossy = [_why(child, children.get(_key(child)), queue, used, drained) for child in apply]
     lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in _WORKLOADS]
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
@@ -146,7 +154,9 @@ def _volumes(workload: Manifest) -> list[tuple[Any, ...]]:
     ]
 
 
-def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | None) -> str:
+def _why(
+    child: Manifest, observed: Manifest | None, queue: Queue, used: int | None, drained: Collection[str] = ()
+) -> str:
     """What applying ``child`` loses; empty if nothing."""
     if observed is None or child["kind"] not in _WORKLOADS:
         return ""
@@ -161,8 +171,11 @@ def _why(child: Manifest, observed: Manifest | None, queue: Queue, used: int | N
         if not storage and (shards := _shards(child)) != _shards(observed):
             return f"gives {name} {shards} shards instead of {_shards(observed)}"
         return "" if safe else f"restarts {name}"
-    if wanted < running and not (storage and _moves_rows(observed, queue, wanted, used)):
-        return f"removes storage units of {name}"
+    leaving = [f"{name}-{number}" for number in range(wanted, running)]
+    if storage and set(leaving) <= set(drained):
+        return ""
+    if leaving and not (storage and _moves_rows(observed, queue, wanted, used)):
+        return f"{_FEWER} {', '.join(leaving)}"
     return ""
 
 
@@ -200,10 +213,14 @@ def _pod(workload: Manifest) -> Manifest:
 
 
 def _advice(name: str, lossy: Sequence[str]) -> str:
+    fewer = any(why.startswith(_FEWER) for why in lossy)
+    drain = (
+        "; or move the rows of units with tq drain, in a pod that uses the queue, then kubectl scale" if fewer else ""
+    )
     return (
         f"This change {' and '.join(lossy)}, and the rows held there would be lost. Let the consumers finish or clear "
         "the partitions until status.storage.used is 0; or make a second TransferQueue and move the jobs there; or "
-        f"give the rows up: kubectl annotate transferqueue {name} {ALLOW_LOSS}=true"
+        f"give the rows up: kubectl annotate transferqueue {name} {ALLOW_LOSS}=true{drain}"
     )
 
 

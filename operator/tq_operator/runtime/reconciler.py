@@ -31,7 +31,7 @@ from tq_operator.runtime.cluster import Cluster, ClusterError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
-from tq_operator.runtime.usage import stored_bytes
+from tq_operator.runtime.usage import Usage, storage_usage, together
 from tq_operator.runtime.watched import Key, Watched, key_of
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
@@ -239,7 +239,7 @@ class Reconciler:
             return True
         seen, queue = self._observe(queue, previous)
         holds_rows = known_use(queue, seen, previous) not in (None, "0")
-        step = next_step(queue, self._images, seen.children, holds_rows, seen.used)
+        step = next_step(queue, self._images, seen.children, holds_rows, seen.used, seen.drained)
         if step.held and (running := previous.get("transport")) in ("tcp", "rdma"):
             queue = replace(queue, decided=replace(queue.decided or Transport("tcp"), protocol=running))
         if step.held:
@@ -274,12 +274,14 @@ class Reconciler:
                 if (found := cluster.child(manifest)) is not None:
                     children[key] = found
         users = [pod for pod in pods if _is_injected(pod, queue)]
+        usage = self._usage(queue, children)
         seen = Observation(
             children=children,
             pods=[pod for pod in pods if _is_part(pod, queue)],
             injected=len(users),
             users=frozenset(pod["metadata"]["namespace"] for pod in users),
-            used=self._used(queue, children),
+            used=usage.used,
+            drained=usage.drained,
         )
         return replace(seen, masters=master_group(queue, seen)), queue
 
@@ -327,17 +329,14 @@ class Reconciler:
         if not self._leading():
             raise ClusterError("another replica leads; it goes on with this")
 
-    def _used(self, queue: Queue, children: Children) -> int | None:
+    def _usage(self, queue: Queue, children: Children) -> Usage:
         deployment = children.get(("Deployment", queue.child("controller")), {})
         if not deployment.get("status", {}).get("readyReplicas"):
-            return None
-        most = 0
-        for port in queue.metrics_ports:  # each hears of all that the units hold, though not in the same moment
-            found = stored_bytes(f"http://{queue.host('controller')}:{port}/metrics")
-            if found is None:
-                return None
-            most = max(most, found)
-        return most
+            return Usage()
+        # Each controller hears of all that the units hold, though not in the same moment.
+        return together(
+            [storage_usage(f"http://{queue.host('controller')}:{port}/metrics") for port in queue.metrics_ports]
+        )
 
     def _report(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
         if status == previous:

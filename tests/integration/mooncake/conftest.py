@@ -71,10 +71,13 @@ class Driven:
             self.kill()
             raise
 
-    def ask(self, *words: Any, timeout_s: float = 60) -> Any:
+    def tell(self, *words: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()
+
+    def ask(self, *words: Any, timeout_s: float = 60) -> Any:
+        self.tell(*words)
         return self._answers.get(timeout=timeout_s)[1]
 
     def end(self) -> None:
@@ -108,13 +111,15 @@ class Unit(Driven):
     """See unit_process.py."""
 
     def __init__(self, settings: dict[str, Any], number: int = 0, capacity: int = CAPACITY) -> None:
-        self.losses = 0
+        self.losses = self.doubts = 0
         super().__init__("unit_process", json.dumps(settings), f"unit-{number}", str(capacity))
         self.info = UnitInfo(number, f"unit-{number}", "", capacity, attributes=self.ready)
 
     def hear(self, words: list[Any]) -> None:
         if words[0] == "lost":
             self.losses += 1
+        elif words[0] == "in doubt":
+            self.doubts += 1
         else:
             super().hear(words)
 

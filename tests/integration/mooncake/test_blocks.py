@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.integration.mooncake.conftest import (
     eventually,
     settings_of,
 )
+from tests.waiting import wait_until
 from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.tensors import Piece, decode, encode
 from transfer_queue.errors import CapacityError, StorageKeyNotFoundError, WaitTimeoutError
@@ -144,6 +146,23 @@ async def test_full_unit_refuses_after_the_wait_and_keeps_what_it_has(
         assert unit.ask("stats")[1] < block.nbytes
 
     await eventually(emptied, AssertionError)
+
+
+async def test_an_empty_unit_says_that_nothing_is_used(
+    master: MasterEndpoints, start_unit: Callable[..., Unit], run: str
+) -> None:
+    unit = start_unit(settings_of(master), 5)
+    unit.ask("registered", 5, run)
+    block = block_of_bytes(MIB)
+
+    def used() -> int:
+        return int(unit.ask("stats")[1])
+
+    async with client(settings_of(master), run) as backend:
+        await backend.put(block, 1, unit.info, wait_s=5)
+        await asyncio.to_thread(wait_until, lambda: used() >= block.nbytes, "the block is counted")
+        unit.ask("free", [1])
+        await asyncio.to_thread(wait_until, lambda: used() == 0, "nothing is counted")
 
 
 async def test_discarded_block_is_gone_and_freeing_is_idempotent(

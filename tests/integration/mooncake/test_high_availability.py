@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import random
 import signal
 import subprocess
-import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.integration.etcd import running_etcd
-from tests.integration.mooncake.conftest import Driven, Unit
+from tests.integration.etcd import Etcd, running_etcd
+from tests.integration.mooncake.conftest import MIB, Driven, Unit
 from tests.unit.operator.queues import IMAGES, queue
 from tests.waiting import wait_until
 from tq_operator.plan.children import desired_children
@@ -30,6 +26,7 @@ from tq_operator.runtime.masters import master_group
 from transfer_queue.storage.conformance.process import free_ports, listens, running
 from transfer_queue.storage.mooncake import engine
 from transfer_queue.storage.mooncake.admin import Admin
+from transfer_queue.storage.mooncake.parts import block_of, prefix_of
 
 StartUnit = Callable[..., Unit]
 SPEC = """
@@ -54,20 +51,33 @@ def command(made: Queue) -> list[str]:
 
 
 class Masters:
-    """Processes by name of the pod that each would be in."""
+    """Processes, each with the ports that it would have in a pod of its own."""
 
-    def __init__(self, etcd: str, folder: Path, stack: ExitStack) -> None:
-        self.queues: list[Queue] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._etcd = etcd
+    def __init__(self, etcd: Etcd, folder: Path, stack: ExitStack) -> None:
+        self.etcd = etcd
+        self._folder, self._stack = folder, stack
         ports = free_ports(6)
         self.admin_ports = ports[3:]
-        for number, (rpc, metrics) in enumerate(zip(ports[:3], ports[3:], strict=True)):
-            made = master_queue(etcd, rpc, metrics)
-            name = f"master-{number}"
-            process = stack.enter_context(running(name, command(made), folder, lambda port=metrics: listens(port)))
-            self.queues.append(made)
-            self.processes.append(process)
+        self.queues = [master_queue(etcd.address, rpc, admin) for rpc, admin in zip(ports[:3], ports[3:], strict=True)]
+        self.processes = [self._started(number) for number in range(3)]
+
+    def _started(self, number: int) -> subprocess.Popen[bytes]:
+        port, words = self.admin_ports[number], command(self.queues[number])
+        return self._stack.enter_context(running(f"master-{number}", words, self._folder, lambda: listens(port)))
+
+    def kill_leader(self) -> int:
+        """Its number."""
+        number = self.leader()
+        assert number is not None
+        self.processes[number].send_signal(signal.SIGKILL)
+        self.processes[number].wait()
+        return number
+
+    def wait_for_leader(self) -> None:
+        wait_until(lambda: self.leader() is not None, "a master leads", 60)
+
+    def restart(self, number: int) -> None:
+        self.processes[number] = self._started(number)
 
     @property
     def admin_address(self) -> str:
@@ -76,21 +86,6 @@ class Masters:
     def settings(self) -> dict[str, Any]:
         made: dict[str, Any] = controller_settings(self.queues[0])["controller"]["backend"]["settings"]
         return {**made, "adminAddress": self.admin_address, "startTimeout": 20}
-
-    def logged(self) -> str:
-        """Up to where the log of the masters is in etcd; in order, so that it says so of all that came before."""
-        key = base64.b64encode(f"/oplog/{self.queues[0].cluster_id}/durable_prefix".encode()).decode()
-        request = urllib.request.Request(f"http://{self._etcd}/v3/kv/range", json.dumps({"key": key}).encode())
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=5) as answer:
-            found = json.load(answer).get("kvs", [])
-        return str(found[0]["version"]) if found else "0"
-
-    def wait_for_the_log(self) -> None:
-        """Until what is acknowledged now is in etcd: in the batch that is being written, or in the one after it."""
-        for _ in range(2):
-            seen = self.logged()
-            wait_until(lambda seen=seen: self.logged() != seen, "the log goes on")
 
     def leader(self) -> int | None:
         serving = [n for n, port in enumerate(self.admin_ports) if Admin(f"127.0.0.1:{port}", timeout_s=1).ready()]
@@ -101,63 +96,87 @@ class Masters:
 @pytest.fixture
 def masters(tmp_path: Path) -> Iterator[Masters]:
     with ExitStack() as stack:
-        etcd = stack.enter_context(running_etcd(tmp_path))
+        etcd = Etcd(tmp_path)
+        stack.callback(etcd.stop)
+        etcd.start()
         group = Masters(etcd, tmp_path, stack)
-        wait_until(lambda: group.leader() is not None, "a master leads")
+        group.wait_for_leader()
         yield group
 
 
-def test_a_killed_leader_costs_no_acknowledged_block_that_is_in_the_log(
-    masters: Masters, start_unit: StartUnit, run: str
-) -> None:
+class Load(Driven):
+    """A process that puts blocks on a unit, three at a time, and reads them. See client_process.py."""
+
+    def __init__(self, settings: dict[str, Any], unit: Unit, run: str) -> None:
+        self.unit = unit
+        self.stored: list[int] = []
+        super().__init__("client_process", json.dumps(settings), run, msgspec.json.encode(unit.info).decode())
+        self.tell("write", 3)
+
+    def hear(self, words: list[Any]) -> None:
+        if words[0] == "stored":
+            self.stored.append(words[1])
+        else:
+            super().hear(words)
+
+    def wait_for(self, more: int) -> None:
+        target = len(self.stored) + more
+        wait_until(lambda: len(self.stored) >= target, f"{more} more blocks are stored", 90)
+
+    def check(self, numbers: list[int]) -> None:
+        """All of these are there, and whole."""
+        found = self.ask("get", numbers, timeout_s=120)
+        assert dict(zip(numbers, found, strict=True)) == dict.fromkeys(numbers, "same")
+
+
+@pytest.fixture
+def load(masters: Masters, start_unit: StartUnit, run: str) -> Iterator[Load]:
     settings = masters.settings()
-    unit = start_unit(settings)
+    unit = start_unit(settings, capacity=256 * MIB)
     unit.ask("registered", 0, run)
-    client = Driven("client_process", json.dumps(settings), run, msgspec.json.encode(unit.info).decode())
+    made = Load(settings, unit, run)
+    yield made
+    made.kill()
+
+
+def test_leaders_killed_one_after_the_other_under_load_cost_no_acknowledged_block(masters: Masters, load: Load) -> None:
+    load.wait_for(15)
+    killed = []
+    for _ in range(2):
+        killed.append(masters.kill_leader())
+        masters.wait_for_leader()
+    masters.restart(killed[0])
+    load.wait_for(15)
+    load.check(random.sample(load.stored, 10))
+    killed.append(masters.kill_leader())
+    masters.wait_for_leader()
+    load.wait_for(15)
+    load.ask("stop", timeout_s=120)
+    assert killed[0] != killed[1] != killed[2]
+    load.check(load.stored)
+    assert load.unit.losses == 0, "the unit took its blocks for lost"
+    wait_until(lambda: load.unit.doubts, "the unit tells anew what it holds")
+    assert set(load.stored) <= set(load.unit.ask("inventory"))
+
+
+def test_a_block_that_is_not_in_the_log_is_not_acknowledged(masters: Masters, load: Load, run: str) -> None:
+    load.wait_for(9)
+    leader = masters.leader()
+    assert leader is not None
+    admin = Admin(f"127.0.0.1:{masters.admin_ports[leader]}")
+    masters.etcd.process.send_signal(signal.SIGSTOP)  # the leader goes on, its log does not
     try:
-        acknowledged: list[int] = []
-        enough, killed, at_kill = threading.Event(), threading.Event(), 0
-
-        def load() -> None:
-            for number in range(1, 1000):
-                said = client.ask("put", number, timeout_s=90)
-                assert said in ("stored", "ConnectionLostError")
-                if said == "stored":
-                    acknowledged.append(number)
-                else:  # no leader: the next one is tried
-                    time.sleep(0.2)
-                if len(acknowledged) == 20:
-                    enough.set()
-                if killed.is_set() and acknowledged[-1] > at_kill + 3:
-                    return
-
-        with ThreadPoolExecutor(1) as worker:
-            putting = worker.submit(load)
-            assert enough.wait(60)
-            leader = masters.leader()
-            assert leader is not None
-            logged = acknowledged[:]
-            masters.wait_for_the_log()
-            masters.processes[leader].send_signal(signal.SIGKILL)
-            at_kill = acknowledged[-1]
-            killed.set()
-            putting.result(60)
-        assert unit.losses == 0, "the unit took its blocks for lost"
-
-        def found(number: int) -> str:
-            said = client.ask("get", number)
-            return "" if said == "ConnectionLostError" else str(said)
-
-        for number in acknowledged:
-            said = wait_until(lambda number=number: found(number), f"block {number} is read or gone")
-            if said == "StorageKeyNotFoundError":  # acknowledged in the leader's last moment
-                assert number not in logged
-            else:
-                assert said == "same"
-        assert masters.leader() not in (leader, None)
-        assert set(logged) <= set(unit.ask("inventory"))
+        before = set(admin.keys(prefix_of(run)))
+        wait_until(lambda: len(set(admin.keys(prefix_of(run))) - before) >= 2, "the leader has further blocks")
+        further = set(block_of(set(admin.keys(prefix_of(run))) - before, run).values())
+        masters.kill_leader()
     finally:
-        client.end()
+        masters.etcd.process.send_signal(signal.SIGCONT)
+    load.wait_for(9)
+    load.ask("stop", timeout_s=120)
+    load.check(load.stored)
+    assert further <= set(load.stored), "the puts stored their blocks again"
+    assert load.unit.losses == 0
 
 
 def test_the_operator_finds_the_leader_and_tells_why_there_is_none(tmp_path: Path) -> None:

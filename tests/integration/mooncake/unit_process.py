@@ -2,7 +2,7 @@
 
 ``python -m tests.integration.mooncake.unit_process SETTINGS_JSON NAME CAPACITY`` takes [method, *arguments] and
 answers ["answer", value]. It prints ["ready", attributes] when its segment is mounted, ["lost"] when it notices that
-its blocks are gone, and ["failed", text] if it cannot start.
+its blocks are gone, ["in doubt"] when some may be, and ["failed", text] if it cannot start.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ async def main() -> None:
         directory="",
         log=lambda text: print(text, file=sys.stderr, flush=True),
         lost=lambda: say("lost"),
+        in_doubt=lambda: say("in doubt"),
     )
     try:
         store = await open_store(context)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.integration.operator.control_plane import free_port
 from tests.waiting import wait_until
-from tq_operator.runtime.usage import stored_bytes
+from tq_operator.runtime.usage import storage_usage
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -36,11 +36,11 @@ def server(module: str, settings: dict[str, Any], folder: Path) -> Iterator[dict
 def test_the_use_of_all_storage_units_is_added_up(tmp_path: Path) -> None:
     metrics = free_port()
     url = f"http://127.0.0.1:{metrics}/metrics"
-    assert stored_bytes(url) is None, "nobody answers"
+    assert storage_usage(url).used is None, "nobody answers"
     with ExitStack() as stack:
         settings = {"host": "127.0.0.1", "port": 0, "metricsPort": metrics}
         controller = stack.enter_context(server("controller", settings, tmp_path))
-        assert stored_bytes(url) is None, "no storage unit yet"
+        assert storage_usage(url).used is None, "no storage unit yet"
         unit = {"host": "127.0.0.1", "port": 0, "controller": [controller["address"]], "capacity": "8Mi"}
         stack.enter_context(server("storage_unit", unit, tmp_path))
-        wait_until(lambda: stored_bytes(url) == 0, "the storage unit is there and empty")
+        wait_until(lambda: storage_usage(url).used == 0, "the storage unit is there and empty")

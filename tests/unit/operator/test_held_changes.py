@@ -11,6 +11,7 @@ from tests.unit.operator.queues import document
 from tests.unit.operator.test_watched import DEPLOYMENTS, PODS, QUEUES, World
 from tq_operator.plan.names import labels
 from tq_operator.runtime import reconciler
+from tq_operator.runtime.usage import Usage
 
 STORAGE = "/apis/apps/v1/namespaces/rl/statefulsets/quickstart-storage"
 SPEC = """
@@ -27,7 +28,7 @@ class Life:
         self.used: int | None = 1 << 30
         self.told: dict[int, int | None] = {}
         """What a shard says instead, by its port for metrics."""
-        monkeypatch.setattr(reconciler, "stored_bytes", self.stored)
+        monkeypatch.setattr(reconciler, "storage_usage", self.stored)
         self.spec = SPEC.replace("DURABILITY", durability).replace("SHARDS", str(shards))
         self.world = World(self.spec.replace("CAPACITY", "2Gi"))
         self.world.relist()
@@ -38,9 +39,9 @@ class Life:
             f"{QUEUES}/quickstart", {**document(self.spec.replace("CAPACITY", "1Gi")), "status": self.status}
         )
 
-    def stored(self, url: str) -> int | None:
+    def stored(self, url: str) -> Usage:
         (port,) = re.findall(r"^http://quickstart-controller.rl.svc:(\d+)/metrics$", url)
-        return self.told.get(int(port), self.used)
+        return Usage(self.told.get(int(port), self.used))
 
     @property
     def status(self) -> dict[str, Any]:

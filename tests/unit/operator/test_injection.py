@@ -425,7 +425,7 @@ def test_storage_units_are_taken_away_if_the_others_have_room_for_their_rows(use
     two, one = (f"{{backend: {{simple: {{}}}}, storage: {{replicas: {count}, capacity: 1Gi}}}}" for count in (2, 1))
     response = validate_queue(read_review(update(two, one, used)))["response"]
     assert response["allowed"] is allowed
-    assert allowed or "This change removes storage units of quickstart-storage" in response["status"]["message"]
+    assert allowed or "This change removes the storage units quickstart-storage-" in response["status"]["message"]
 
 
 def test_rows_that_are_given_up_stand_in_the_way_of_nothing() -> None:

@@ -278,6 +278,21 @@ def test_a_queue_admits_its_own_namespace_and_those_it_names(namespaces: str, ad
     assert [name for name in ("rl", "jobs", "strangers") if made.admits(name)] == admitted
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_only_containers_that_need_a_capability_run_as_root(name: str) -> None:
+    pods = [
+        child["spec"]["template"]["spec"]
+        for child in children(SPECS[name]).values()
+        if "template" in child.get("spec", {})
+    ]
+    assert pods
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        for context in [found["securityContext"] for found in pod["containers"] if "securityContext" in found]:
+            root = {"runAsUser": 0, "runAsNonRoot": False} if "add" in context["capabilities"] else {}
+            assert {key: context[key] for key in context if key.startswith("runAs")} == root
+
+
 def test_scaling_the_storage_restarts_nothing() -> None:
     two, three = (children(f"{{backend: {{mooncake: {{}}}}, storage: {{replicas: {n}}}}}") for n in (2, 3))
     changed = [key for key in two if two[key] != three[key]]

@@ -38,6 +38,7 @@ class Controller:
         self.shard = shard
         self.joining = self.joined = self.reports = 0
         self.orphans: list[int] = []
+        self.incarnations: list[str] = []
         self.current: Connection | None = None
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
@@ -48,6 +49,7 @@ class Controller:
         if self.current is not None:
             self.current.abort("the unit registered over another connection")
         self.current = connection
+        self.incarnations.append(body.incarnation)
         self.joining += 1
         asyncio.get_running_loop().call_later(0.02, self.take_in, connection, request)
 
@@ -191,5 +193,19 @@ def test_blocks_of_a_client_that_goes_while_its_unit_registers_are_reported_then
         await until(lambda: controller.joining > 0)
         link.report_orphans([5])
         await until(lambda: controller.orphans == [5])
+
+    registering(controller, Store(), check)
+
+
+def test_a_unit_in_doubt_tells_again_what_it_holds_also_in_the_midst_of_its_registration() -> None:
+    controller = Controller()
+
+    async def check(link: ControllerLink) -> None:
+        await until(lambda: controller.joining == 1)
+        link.tell_again()  # the inventory is on its way
+        await until(lambda: controller.joined == 2 and link.connected)
+        link.tell_again()
+        await until(lambda: controller.joined == 3)
+        assert len(set(controller.incarnations)) == 1, "it is the same unit"
 
     registering(controller, Store(), check)

@@ -10,6 +10,8 @@ import pytest
 
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.storage.base import BackendContext, StoreContext, UnitInfo
+from transfer_queue.storage.mooncake import codes
+from transfer_queue.storage.mooncake import unit as mooncake_unit
 from transfer_queue.storage.mooncake.settings import parse_settings
 from transfer_queue.storage.mooncake.unit import MooncakeStore
 from transfer_queue.storage.registered.client import RegisteredBackend
@@ -130,4 +132,58 @@ async def test_mooncake_blocks_that_cannot_be_removed_now_are_tried_again_though
     await asyncio.gather(store.free([1]), store.free([2]))
     await store.free([3])
     assert tried == [[1], [2], [1, 3]]
+    await store.close()
+
+
+@pytest.mark.parametrize("lost", ["all", "second"])
+async def test_a_mooncake_master_that_goes_while_it_is_asked_makes_no_block_look_lost(lost: str) -> None:
+    class Store:
+        def places(self, keys: list[str]) -> dict[str, tuple[int, str]]:
+            return {} if lost == "all" else {"tq/r/1": (10, "here")}
+
+        def verify(self, keys: list[str]) -> list[int]:
+            return [codes.NOT_REACHED] * len(keys)
+
+        def close(self) -> None: ...
+
+    class Admin:
+        def keys(self, prefix: str) -> list[str]:
+            return [f"{prefix}1", f"{prefix}2"]
+
+    settings = parse_settings({"metadataServer": "P2PHANDSHAKE", "masterServerAddress": "127.0.0.1:1"})
+    store = MooncakeStore(StoreContext("u", 1 << 20, {}, ""), settings)
+    store._store, store._admin, store._endpoint = cast(Any, Store()), cast(Any, Admin()), "here"
+    store.registered(1, "r")
+    with pytest.raises(ConnectionLostError, match="tq/r/2"):
+        await store.inventory()
+    await store.close()
+
+
+@pytest.mark.parametrize("master", ["127.0.0.1:1", "etcd://127.0.0.1:1"])
+async def test_several_mooncake_masters_are_asked_for_a_while_before_blocks_count_as_lost(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Store:
+        name = "here"
+
+        def verify(self, keys: list[str]) -> list[int]:
+            return [codes.GONE]
+
+        def remove(self, keys: list[str]) -> None: ...
+
+        def write(self, *_: Any) -> list[int]:
+            return [codes.NO_SPACE]
+
+        def close(self) -> None: ...
+
+    losses: list[None] = []
+    settings = parse_settings({"metadataServer": "P2PHANDSHAKE", "masterServerAddress": master})
+    store = MooncakeStore(StoreContext("u", 1 << 20, {}, "", lost=lambda: losses.append(None)), settings)
+    store._store = cast(Any, Store())
+    monkeypatch.setattr(mooncake_unit, "_CERTAIN_S", 3600.0)
+    await store._look()
+    assert len(losses) == (0 if master.startswith("etcd") else 1)
+    monkeypatch.setattr(mooncake_unit, "_CERTAIN_S", 0.0)
+    await store._look()
+    assert len(losses) == 1
     await store.close()

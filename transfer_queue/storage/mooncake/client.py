@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -24,6 +25,7 @@ from transfer_queue.errors import (
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake.buffers import Bytes, Lease, RegisteredPool, copy_into
+from transfer_queue.storage.mooncake.oplog import Follower
 from transfer_queue.storage.mooncake.parts import Part, block_key, parts_of
 from transfer_queue.storage.mooncake.ranges import (
     HEADER_BYTES,
@@ -46,6 +48,8 @@ _WAIT_FOR_SPACE_S = (0.02, 1.0)
 _HEAL_S = (0.05, 0.2, 0.5)
 """Pauses before a failed transfer is repeated."""
 _FETCH_ALIGN = 64
+_LOG_S = 2.0
+"""A stored key that is not in the log of the masters after this long may have gone with their leader."""
 
 
 class _Fetched:
@@ -115,6 +119,9 @@ class MooncakeBackend:
         self._writes: list[_Write] = []
         self._writing = False
         self._closed = False
+        self._log = settings.master_log()
+        self._log_thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-mooncake-log")
+        self._follower = Follower(self._log, self._on_log_thread) if self._log else None
         self.pool = RegisteredPool(
             settings.buffer_bytes_of(role_from(os.environ)),
             store.register,
@@ -158,33 +165,84 @@ class MooncakeBackend:
             raise CapacityError(f"no buffer for {total} bytes: {self._exhausted()}") from None
         try:
             values = {part.key: lease.array[part.start - base : part.stop - base] for part in parts}
-            failed = await self._write(_Write(unit, values, lease, self._loop.create_future(), fill))
-            delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
-            while failed:
-                code, keys = min(failed.values()), list(failed)
-                if code in codes.RETRIED:
-                    pause = next(heals, None)
-                    if pause is None:
-                        raise ConnectionLostError(
-                            f"storage unit {unit.name} cannot be written: {codes.explain(code, keys)}"
-                        )
-                elif code == codes.NO_SPACE:
-                    if self._loop.time() >= deadline:
-                        raise CapacityError(
-                            f"storage unit {unit.name} has no capacity left for a block of {total} bytes, and none "
-                            f"became free within {wait_s:g} s; clear consumed rows or raise the capacity of the units"
-                        )
-                    pause, delay = (
-                        min(delay, max(0.0, deadline - self._loop.time())),
-                        min(2 * delay, _WAIT_FOR_SPACE_S[1]),
-                    )
-                else:
-                    raise _lost(code, keys)
-                await asyncio.sleep(pause)
-                again = {key: values[key] for key in keys}
-                failed = await self._write(_Write(unit, again, lease, self._loop.create_future()))
+            if self._follower is None:
+                await self._store_all(_Write(unit, values, lease, self._loop.create_future(), fill), deadline, wait_s)
+            else:
+                await self._store_for_good(self._follower, unit, values, lease, fill, deadline, wait_s)
         finally:
             lease.release()
+
+    async def _store_all(self, write: _Write, deadline: float, wait_s: float) -> None:
+        """Until the leader has all values. Raises CapacityError, ConnectionLostError."""
+        unit, values, total = write.unit, write.values, write.nbytes
+        failed = await self._write(write)
+        delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
+        while failed:
+            code, keys = min(failed.values()), list(failed)
+            if code in codes.RETRIED:
+                pause = next(heals, None)
+                if pause is None:
+                    raise ConnectionLostError(
+                        f"storage unit {unit.name} cannot be written: {codes.explain(code, keys)}"
+                    )
+            elif code == codes.NO_SPACE:
+                if self._loop.time() >= deadline:
+                    raise CapacityError(
+                        f"storage unit {unit.name} has no capacity left for a block of {total} bytes, and none "
+                        f"became free within {wait_s:g} s; clear consumed rows or raise the capacity of the units"
+                    )
+                pause, delay = (
+                    min(delay, max(0.0, deadline - self._loop.time())),
+                    min(2 * delay, _WAIT_FOR_SPACE_S[1]),
+                )
+            else:
+                raise _lost(code, keys)
+            await asyncio.sleep(pause)
+            again = {key: values[key] for key in keys}
+            failed = await self._write(_Write(unit, again, write.lease, self._loop.create_future()))
+
+    async def _store_for_good(
+        self,
+        follower: Follower,
+        unit: UnitInfo,
+        values: dict[str, Bytes],
+        lease: Lease,
+        fill: Callable[[Bytes], None],
+        deadline: float,
+        wait_s: float,
+    ) -> None:
+        """Until all values are in the log of the masters, so that they outlive the leader."""
+        await follower.expect(values)
+        write = _Write(unit, values, lease, self._loop.create_future(), fill)
+        try:
+            while True:
+                await self._store_all(write, deadline, wait_s)
+                gone = await self._gone_with_leader(follower, list(write.values))
+                if not gone:
+                    return
+                again = {key: values[key] for key in gone}
+                write = _Write(unit, again, lease, self._loop.create_future())
+        finally:
+            follower.forget(values)
+
+    async def _gone_with_leader(self, follower: Follower, keys: list[str]) -> list[str]:
+        """Keys that were stored and that the masters do not know any more, once the others are in their log."""
+        give_up = self._loop.time() + self._settings.call_timeout
+        while missing := await follower.missing(keys, _LOG_S):
+            states = dict(zip(missing, await self._call(partial(self._store.verify, missing)), strict=True))
+            if all(code == codes.GONE for code in states.values()):
+                return missing
+            if self._loop.time() >= give_up:
+                if unknown := [key for key, code in states.items() if code not in (0, codes.GONE)]:
+                    raise _lost(states[unknown[0]], unknown)
+                raise ConnectionLostError(
+                    f"not in the log of the Mooncake masters after {self._settings.call_timeout:g} s; check that their "
+                    f"etcd answers: {', '.join(missing)}"
+                )
+        return []
+
+    async def _on_log_thread(self, job: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._log_thread, job)
 
     async def _write(self, write: _Write) -> dict[str, int]:
         """Store values with whatever else waits for the same unit; returns the codes that are not 0.
@@ -400,6 +458,9 @@ class MooncakeBackend:
         with suppress(ConnectionLostError):  # a stuck engine ends with the process
             await self._bounded(self.pool.close())
             await self._call(self._store.close)
+        if self._log is not None:
+            self._log_thread.submit(self._log.close)
+        self._log_thread.shutdown(wait=False)
 
     def abandon_in_child(self) -> None:
         """After a fork: the engine's threads are not here, and its connections are the parent's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
@@ -12,6 +13,7 @@ from transfer_queue.config import defaults
 from transfer_queue.config.document import Bytes, Document, validate_document
 from transfer_queue.config.quantity import Quantity
 from transfer_queue.errors import ConfigError
+from transfer_queue.storage.mooncake.oplog import MasterLog
 
 __all__ = ["MasterSettings", "MooncakeSettings", "Role", "ZeroCopy", "parse_settings", "role_from"]
 
@@ -19,6 +21,8 @@ Role = Literal["worker", "controller"]
 """Which pair of buffer sizes a process takes."""
 
 GIB = 2**30
+_DEFAULT_CLUSTER = "mooncake"
+"""The engine's own."""
 MAX_PART = 64 * 2**20
 _WORKER_BUFFER = int(Quantity(defaults.ZERO_COPY_WORKER_BUFFER_SIZE))
 _CONTROLLER_BUFFER = int(Quantity(defaults.ZERO_COPY_CONTROLLER_BUFFER_SIZE))
@@ -142,6 +146,13 @@ class MooncakeSettings(Document):
         if role == "controller":
             return self.zero_copy.controller_tensor_buffer_size + self.zero_copy.controller_bytes_buffer_size
         return self.zero_copy.tensor_buffer_size + self.zero_copy.bytes_buffer_size
+
+    def master_log(self) -> MasterLog | None:
+        """The log of several masters; None for one."""
+        if not self.master_server_address.startswith("etcd://"):
+            return None
+        cluster = self.cluster_id or os.environ.get("MC_STORE_CLUSTER_ID") or _DEFAULT_CLUSTER
+        return MasterLog(self.master_server_address, cluster)
 
     @property
     def part_bytes(self) -> int:

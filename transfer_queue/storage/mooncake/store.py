@@ -54,7 +54,7 @@ class Store:
         if code:
             raise StartError(
                 f"Mooncake cannot register a buffer of {nbytes} bytes ({code}); for RDMA raise the limit of locked "
-                "memory (ulimit -l unlimited, or CAP_IPC_LOCK) or lower zeroCopy.tensorBufferSize"
+                "memory (ulimit -l unlimited, or root with CAP_IPC_LOCK) or lower zeroCopy.tensorBufferSize"
             )
 
     def unregister(self, address: int, nbytes: int) -> None:

@@ -17,6 +17,7 @@ from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake import store as engine_store
 from transfer_queue.storage.mooncake.admin import Admin
 from transfer_queue.storage.mooncake.buffers import address_of
+from transfer_queue.storage.mooncake.oplog import UnknownLogError
 from transfer_queue.storage.mooncake.parts import block_of, prefix_of
 from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings
 from transfer_queue.storage.mooncake.store import Store, master_host
@@ -32,6 +33,8 @@ _PLACES_AT_ONCE = 1000
 _CLOSE_S = 10.0
 _MOUNT_S = 15.0
 _REMOUNT_S = 5.0
+_CERTAIN_S = 3.0
+"""Several masters: how long the sentinel has to be missing, as one leader may follow another meanwhile."""
 
 
 class MooncakeStore:
@@ -40,6 +43,9 @@ class MooncakeStore:
     Segments and keys are known to the master alone. When it restarts, or takes this process for dead, every key of the
     segment is gone, although the segment comes back by itself. A key of this unit's own, the sentinel, tells: if it is
     gone, so are all blocks, and the unit has to be registered anew.
+
+    Of several masters, the next leader knows what is in their log, which may lack the latest blocks and removals: after
+    each change of the leader the unit tells the controller what it holds.
     """
 
     def __init__(self, context: StoreContext, settings: MooncakeSettings) -> None:
@@ -47,6 +53,8 @@ class MooncakeStore:
         self._settings = settings
         self._admin = Admin(settings.admin_address or join_address(master_host(settings), MASTER_METRICS_PORT))
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tq-mooncake")
+        self._log = settings.master_log()
+        self._term: str | None = None
         self._mark = np.ones(64, np.uint8)
         self._run: str | None = None
         self._unfreed: dict[int, None] = {}
@@ -55,6 +63,7 @@ class MooncakeStore:
         self._reachable = True
         self._intact = True
         self._lost_at = 0.0
+        self._missing_since: float | None = None
         self._closing = False
         self._complained = False
         self._watch: asyncio.Task[None] | None = None
@@ -72,6 +81,7 @@ class MooncakeStore:
                 reason = codes.explain(code, [self._store.name])
                 raise StartError(f"the segment of storage unit {self._context.name} is not usable: {reason}")
             await asyncio.sleep(0.05)
+        await self._look_for_leader()
         self._watch = asyncio.create_task(self._watch_for_ever())
 
     # ---------------------------------------------------------------------------------------------------- UnitStore
@@ -111,6 +121,8 @@ class MooncakeStore:
                 await asyncio.wait_for(self._do(self._store.close), _CLOSE_S)
             except asyncio.TimeoutError:
                 self._context.log("Mooncake does not answer; the master unmounts this unit's segment by itself")
+        if self._log is not None:
+            self._executor.submit(self._log.close)
         self._executor.shutdown(wait=False)
 
     # --------------------------------------------------------------------------------------------------------- watch
@@ -134,7 +146,11 @@ class MooncakeStore:
             self._context.log(
                 "the Mooncake master answers again" if reachable else codes.explain(code, [self._sentinel])
             )
-        if code == codes.GONE:
+        if code == 0:
+            self._missing_since = None
+            if self._intact:
+                await self._look_for_leader()
+        elif code == codes.GONE and self._is_certain():
             if self._intact:
                 self._intact = False
                 self._lost_at = asyncio.get_running_loop().time()
@@ -144,6 +160,30 @@ class MooncakeStore:
                 )
                 self._context.lost()
             await self._recover()
+
+    def _is_certain(self) -> bool:
+        """Is the sentinel missing for good?"""
+        now = asyncio.get_running_loop().time()
+        if self._missing_since is None:
+            self._missing_since = now
+        return self._log is None or now - self._missing_since >= _CERTAIN_S
+
+    async def _look_for_leader(self) -> None:
+        """Has another one of several masters taken over?"""
+        if self._log is None:
+            return
+        try:
+            term = await self._do(self._log.term)
+        except (ConnectionLostError, UnknownLogError) as error:
+            if self._reachable:
+                self._context.log(f"it is not known which Mooncake master leads: {error}")
+            return
+        if term in ("", self._term) or not await self._do(self._admin.ready):
+            return
+        if self._term is not None:
+            self._context.log("another Mooncake master leads; this unit tells what it still holds")
+            self._context.in_doubt()
+        self._term = term
 
     async def _recover(self) -> None:
         """Take up a segment that came back, or make a new one: old engines do not mount theirs again."""
@@ -163,7 +203,8 @@ class MooncakeStore:
     async def _sample(self, run: str, *, count_blocks: bool) -> None:
         try:
             usage = await self._do(lambda: self._admin.segment_usage(self._store.name))
-            self._used = usage[0] if usage else 0
+            # Without the sentinel: who waits for a unit to be empty would wait for ever.
+            self._used = max(0, usage[0] - self._mark.nbytes) if usage else 0
             if count_blocks:
                 self._blocks = len(await self._do(lambda: self._held(run)))
         except ConnectionLostError as error:
@@ -211,10 +252,22 @@ class MooncakeStore:
         keys = list(blocks)
         held: dict[int, None] = {}
         for start in range(0, len(keys), _PLACES_AT_ONCE):
-            for key, (_, endpoint) in self._store.places(keys[start : start + _PLACES_AT_ONCE]).items():
+            for key, (_, endpoint) in self._places_of(keys[start : start + _PLACES_AT_ONCE]).items():
                 if endpoint == self._endpoint:
                     held[blocks[key]] = None
         return list(held)
+
+    def _places_of(self, keys: list[str]) -> dict[str, tuple[int, str]]:
+        """Raises ConnectionLostError if the master does not tell: a block that is left out would be taken for lost."""
+        found = self._store.places(keys)
+        for _ in range(2):  # the master may be back in the moment in which it is asked for the absent ones
+            absent = [key for key in keys if key not in found]
+            states = self._store.verify(absent) if absent else []
+            if unknown := [code for code in states if code not in (0, codes.GONE)]:
+                raise ConnectionLostError(codes.explain(min(unknown), absent))
+            if there := [key for key, code in zip(absent, states, strict=True) if code == 0]:
+                found.update(self._store.places(there))
+        return found
 
     def _remove_run(self, run: str) -> None:
         try:
