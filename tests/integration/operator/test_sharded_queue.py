@@ -17,7 +17,7 @@ from tests.unit.operator.signals import same_signals
 from tests.waiting import wait_until
 from tq_operator.kubectl import main
 from tq_operator.plan.children import desired_children
-from tq_operator.runtime.usage import stored_bytes
+from tq_operator.runtime.usage import storage_usage
 from transfer_queue.control.directory import shard_of
 from transfer_queue.launch.local import LocalStack, default_plan
 
@@ -50,9 +50,13 @@ def partitions(stack: LocalStack) -> Iterator[list[str]]:
 def test_every_shard_tells_how_much_all_of_them_hold(stack: LocalStack, partitions: list[str]) -> None:
     pages = [f"http://{controller.address['metrics']}/metrics" for controller in stack.processes[:SHARDS]]
     assert len(set(pages)) == SHARDS
-    wait_until(lambda: all((stored_bytes(page) or 0) >= SHARDS * 400_000 for page in pages), "all shards know of all")
+
+    def heard() -> list[int]:
+        return [storage_usage(page).used or 0 for page in pages]
+
+    wait_until(lambda: all(used >= SHARDS * 400_000 for used in heard()), "all shards know of all")
     tq.get_client().clear_partition(partitions[1])
-    wait_until(lambda: all((stored_bytes(page) or 0) < SHARDS * 400_000 for page in pages), "all hear what is freed")
+    wait_until(lambda: all(used < SHARDS * 400_000 for used in heard()), "all hear what is freed")
 
 
 def test_the_plugin_shows_all_shards_as_one(

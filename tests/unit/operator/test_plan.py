@@ -214,7 +214,7 @@ def test_a_network_policy_lets_in_whoever_has_the_queue_and_opens_the_metrics_po
         assert users[0]["podSelector"]["matchLabels"].items() <= labels, "the parts reach each other"
     assert users[0]["podSelector"]["matchLabels"].items() <= trainer["metadata"]["labels"].items()
     ports = [port for pod in pods for each in pod["spec"]["containers"] for port in each.get("ports", [])]
-    open_to_all = {port["containerPort"] for port in ports if port["name"] == "metrics"}
+    open_to_all = {port["containerPort"] for port in ports if port["name"].startswith("metrics")}
     assert {port["port"] for port in metrics} == open_to_all
 
 

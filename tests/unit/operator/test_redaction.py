@@ -30,7 +30,7 @@ def test_the_products_own_settings_are_shown() -> None:
     assert found["spec"]["automountServiceAccountToken"] is False
 
 
-@pytest.mark.parametrize("name", [*Part, "controller-11"])
+@pytest.mark.parametrize("name", [*(part.value for part in Part), "controller-11"])
 def test_the_command_of_every_part_is_shown(name: str) -> None:
     container = {"name": name, "command": [name, "--rpc_port=50051"]}
     assert yaml.safe_load(shown(pod(containers=[container])))["spec"]["containers"] == [container]

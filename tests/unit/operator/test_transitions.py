@@ -19,6 +19,7 @@ from tests.unit.operator.test_watched import KEY, PODS, QUEUES, pod
 from tq_operator.runtime import reconciler as module
 from tq_operator.runtime.cluster import ClusterError
 from tq_operator.runtime.reconciler import Reconciler
+from tq_operator.runtime.usage import Usage
 
 SIMPLE = "{backend: {simple: {}}, storage: {replicas: 2}, security: {tls: {mode: 'off'}}}"
 TLS = SIMPLE.replace("'off'", "operator")
@@ -157,7 +158,7 @@ def change(name: str, fails: Callable[[int], bool] = lambda _: False, late: bool
 
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_change_comes_to_the_same_end_whichever_write_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "stored_bytes", lambda url: 0)
+    monkeypatch.setattr(module, "storage_usage", lambda url: Usage(0))
     undisturbed = change(name)
     number, end = undisturbed.cluster.writes - undisturbed.began, undisturbed.end()
     assert number > 1
