@@ -34,10 +34,15 @@ def privileged() -> None:
 
 
 @pytest.fixture(scope="package")
-def cluster(privileged: None) -> Iterator[Cluster]:
-    """A healthy cluster. Tests use namespaces of their own in it and remove them."""
+def reused(privileged: None) -> bool:
+    """Whether a healthy cluster is up already; it is left up then, and as it was."""
     earlier = running_cluster()
-    reused = earlier is not None and earlier.healthy()
+    return earlier is not None and earlier.healthy()
+
+
+@pytest.fixture(scope="package")
+def cluster(reused: bool) -> Iterator[Cluster]:
+    """A healthy cluster. Tests use namespaces of their own in it and remove them."""
     try:
         yield up()
     finally:
@@ -58,7 +63,7 @@ def no_cluster(privileged: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def installed(cluster: Cluster) -> Iterator[Cluster]:
+def installed(cluster: Cluster, reused: bool) -> Iterator[Cluster]:
     """The operator, installed by the first command of the quick start. Queues and Jobs go into product.NAMESPACE."""
     product.publish(cluster)
     before = product.ours(cluster)
@@ -70,7 +75,8 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
             product.follow(cluster, product.blocks(product.PAGE)[0])
         yield cluster
     finally:
-        product.remove(cluster)
+        if reused:  # else it goes with the cluster
+            product.remove(cluster)
 
 
 @pytest.fixture(scope="package")
