@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def turn(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
-        return 2 if "cluster" in names else 1 if "no_cluster" in names else 0
+        return 2 if "cluster" in names else 1 if "own_machine" in names else 0
 
     items.sort(key=turn)
 
@@ -50,11 +50,20 @@ def cluster(reused: bool) -> Iterator[Cluster]:
             down()
 
 
-@pytest.fixture
-def no_cluster(privileged: None) -> Iterator[None]:
-    """A machine without a cluster, before and after the test; one that somebody uses is left alone."""
+@pytest.fixture(scope="module")
+def own_machine(privileged: None) -> Iterator[None]:
+    """A machine whose clusters are those of the module's tests; one that somebody uses is left alone."""
     if running_cluster() is not None:
         pytest.skip("a cluster is up, and this test would take it down: run `make cluster-down` first")
+    try:
+        yield
+    finally:
+        down()
+
+
+@pytest.fixture
+def no_cluster(own_machine: None) -> Iterator[None]:
+    """A machine without a cluster, before the test and after it."""
     down()
     try:
         yield
