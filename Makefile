@@ -8,6 +8,8 @@ run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder $(1) $(PYTEST_ARGS) 
   { [ $$? = 1 ] && echo "once more, by itself, what failed:" && $(PYTHON) -m pytest --last-failed --last-failed-no-failures=none $(1) $(PYTEST_ARGS); }
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Some environments set it. Without compiled files, each process that imports torch spends five seconds more on its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale

@@ -15,7 +15,7 @@ from tests.cluster.commands import tail
 from tests.cluster.errors import ClusterError
 from tests.cluster.paths import STATE_VARIABLE, state_folder
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25  # most look with a kubectl of their own, which takes from what they wait for
 
 # The shell enters the control group, then forks off the program: there is no moment outside the group, and the
 # program is nobody's child, so that it outlives the tool.

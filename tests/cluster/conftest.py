@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def turn(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
-        return 2 if "cluster" in names else 1 if "no_cluster" in names else 0
+        return 2 if "cluster" in names else 1 if "own_machine" in names else 0
 
     items.sort(key=turn)
 
@@ -34,10 +34,15 @@ def privileged() -> None:
 
 
 @pytest.fixture(scope="package")
-def cluster(privileged: None) -> Iterator[Cluster]:
-    """A healthy cluster. Tests use namespaces of their own in it and remove them."""
+def reused(privileged: None) -> bool:
+    """Whether a healthy cluster is up already; it is left up then, and as it was."""
     earlier = running_cluster()
-    reused = earlier is not None and earlier.healthy()
+    return earlier is not None and earlier.healthy()
+
+
+@pytest.fixture(scope="package")
+def cluster(reused: bool) -> Iterator[Cluster]:
+    """A healthy cluster. Tests use namespaces of their own in it and remove them."""
     try:
         yield up()
     finally:
@@ -45,11 +50,20 @@ def cluster(privileged: None) -> Iterator[Cluster]:
             down()
 
 
-@pytest.fixture
-def no_cluster(privileged: None) -> Iterator[None]:
-    """A machine without a cluster, before and after the test; one that somebody uses is left alone."""
+@pytest.fixture(scope="module")
+def own_machine(privileged: None) -> Iterator[None]:
+    """A machine whose clusters are those of the module's tests; one that somebody uses is left alone."""
     if running_cluster() is not None:
         pytest.skip("a cluster is up, and this test would take it down: run `make cluster-down` first")
+    try:
+        yield
+    finally:
+        down()
+
+
+@pytest.fixture
+def no_cluster(own_machine: None) -> Iterator[None]:
+    """A machine without a cluster, before the test and after it."""
     down()
     try:
         yield
@@ -58,7 +72,7 @@ def no_cluster(privileged: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def installed(cluster: Cluster) -> Iterator[Cluster]:
+def installed(cluster: Cluster, reused: bool) -> Iterator[Cluster]:
     """The operator, installed by the first command of the quick start. Queues and Jobs go into product.NAMESPACE."""
     product.publish(cluster)
     before = product.ours(cluster)
@@ -70,7 +84,8 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
             product.follow(cluster, product.blocks(product.PAGE)[0])
         yield cluster
     finally:
-        product.remove(cluster)
+        if reused:  # else it goes with the cluster
+            product.remove(cluster)
 
 
 @pytest.fixture(scope="package")

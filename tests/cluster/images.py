@@ -28,6 +28,7 @@ from tests.cluster.wheels import fetch_wheels
 SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
 TAG = "dev"
+COMPRESSION = "zstd"  # packed and unpacked in half the time of gzip
 KEPT_ARCHIVES = 2
 
 
@@ -161,7 +162,8 @@ def _copied_sources(dockerfile: Path) -> Iterator[str]:
 
 
 def _content_key(dockerfile: Path, sources: Sequence[str], below: str) -> str:
-    digest = hashlib.sha256(repr((SUITE, BASE_PACKAGES)).encode() + below.encode() + dockerfile.read_bytes())
+    made_by = repr((SUITE, BASE_PACKAGES, COMPRESSION)).encode()
+    digest = hashlib.sha256(made_by + below.encode() + dockerfile.read_bytes())
     for source in sources:
         path = REPOSITORY / source
         if not path.exists():
@@ -192,7 +194,7 @@ def _push(name: str, reference: str, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    _buildah("push", "--quiet", name, f"oci-archive:{partial}:{reference}")
+    _buildah("push", "--quiet", f"--compression-format={COMPRESSION}", name, f"oci-archive:{partial}:{reference}")
     partial.rename(archive)
 
 

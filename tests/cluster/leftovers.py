@@ -7,7 +7,6 @@ found through the kernel (control groups, namespaces, mounts) and ends with SIGK
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -71,8 +70,8 @@ def remove_leftovers() -> None:
     for mount in _mounts_below(state):
         _unmount(mount)
     cgroups.remove_groups()
-    if state.exists():
-        shutil.rmtree(state)
+    if state.exists():  # hundreds of thousands of files, which is slow one by one from here
+        run(["rm", "--recursive", "--force", "--one-file-system", state])
 
 
 def _require_ours(state: Path) -> None:

@@ -26,7 +26,7 @@ def write_archive(archive: Path, name: str, files: Mapping[str, Path], entrypoin
         for path, source in sorted(files.items()):
             _add(tar, path.lstrip("/"), source.read_bytes(), mode=0o755)
     plain = layer.getvalue()
-    packed = gzip.compress(plain, mtime=0)
+    packed = gzip.compress(plain, compresslevel=1, mtime=0)
     config = {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",

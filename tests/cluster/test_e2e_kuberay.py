@@ -60,6 +60,7 @@ def pods(node: str) -> dict[str, Any]:
     }
     spec = {
         "nodeSelector": {"kubernetes.io/hostname": node},
+        "terminationGracePeriodSeconds": 1,
         "containers": [container],
         "volumes": [{"name": "jobs", "configMap": {"name": "jobs"}}],
     }

@@ -21,7 +21,10 @@ from tests.cluster.lock import exclusive
 from tests.cluster.node import SANDBOX_IMAGE
 from tests.cluster.paths import REPOSITORY, STATE_VARIABLE, state_folder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800), pytest.mark.usefixtures("no_cluster")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+alone = pytest.mark.usefixtures("no_cluster")
+# These bring a cluster up, or take the one that the test before left: a start is what most of the time goes to.
+in_turn = pytest.mark.usefixtures("own_machine")
 
 TOOL = [sys.executable, "-m", "tests.cluster"]
 DEADLINE_SECONDS = 60.0
@@ -81,6 +84,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+@alone
 def test_down_removes_a_cluster_with_running_pods_and_leaves_nothing() -> None:
     before = traces()
     cluster = up()
@@ -91,6 +95,7 @@ def test_down_removes_a_cluster_with_running_pods_and_leaves_nothing() -> None:
     assert traces() == before
 
 
+@alone
 def test_down_after_the_tool_was_killed_in_a_half_start_leaves_nothing() -> None:
     before = traces()
     tool = start_tool("up")
@@ -102,14 +107,7 @@ def test_down_after_the_tool_was_killed_in_a_half_start_leaves_nothing() -> None
     assert traces() == before
 
 
-def test_up_after_a_killed_start_replaces_what_it_left() -> None:
-    tool = start_tool("up")
-    wait_for(lambda: (state_folder() / "log" / "kube-apiserver.log").exists(), "the API server never started")
-    tool.kill()
-    tool.communicate()
-    assert up().healthy()
-
-
+@alone
 def test_a_start_that_is_terminated_cleans_up_after_itself() -> None:
     before = traces()
     tool = start_tool("up")
@@ -120,6 +118,7 @@ def test_a_start_that_is_terminated_cleans_up_after_itself() -> None:
     assert traces() == before
 
 
+@alone
 def test_a_start_in_which_a_program_dies_names_it_shows_its_log_and_cleans_up() -> None:
     before = traces()
     tool = start_tool("up")
@@ -134,6 +133,17 @@ def test_a_start_in_which_a_program_dies_names_it_shows_its_log_and_cleans_up() 
     assert traces() == before
 
 
+@in_turn
+def test_up_after_a_killed_start_replaces_what_it_left() -> None:
+    down()
+    tool = start_tool("up")
+    wait_for(lambda: (state_folder() / "log" / "kube-apiserver.log").exists(), "the API server never started")
+    tool.kill()
+    tool.communicate()
+    assert up().healthy()
+
+
+@in_turn
 def test_a_dead_program_shows_in_status_and_the_next_up_mends_it() -> None:
     cluster = up()
     os.kill(cluster.nodes[1].kubelet.pid() or 0, signal.SIGKILL)
@@ -144,11 +154,25 @@ def test_a_dead_program_shows_in_status_and_the_next_up_mends_it() -> None:
     assert up().healthy()
 
 
+@in_turn
 def test_up_on_a_healthy_cluster_changes_nothing() -> None:
     first = {component.name: component.pid() for component in up().components}
     assert {component.name: component.pid() for component in up().components} == first
 
 
+@in_turn
+def test_a_cluster_with_its_state_elsewhere_is_not_torn_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(STATE_VARIABLE, str(tmp_path / "other"))
+        with pytest.raises(ClusterError, match=f"{STATE_VARIABLE}="):
+            down()
+    assert require_cluster().healthy()
+
+
+@in_turn
 def test_down_ends_a_foreign_process_in_the_cluster_s_network() -> None:
     cluster = up()
     entered = ["nsenter", f"--net={cluster.nodes[0].host.namespace}", "sleep", "infinity"]
@@ -159,6 +183,7 @@ def test_down_ends_a_foreign_process_in_the_cluster_s_network() -> None:
     assert traces().network_namespaces < before
 
 
+@alone
 def test_two_commands_at_once_are_refused_naming_the_process_at_work() -> None:
     with exclusive():
         done = subprocess.run([*TOOL, "up"], cwd=REPOSITORY, capture_output=True, text=True)
@@ -166,6 +191,7 @@ def test_two_commands_at_once_are_refused_naming_the_process_at_work() -> None:
     assert f"process {os.getpid()}" in done.stderr
 
 
+@alone
 def test_a_state_folder_that_holds_other_files_is_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,17 +204,7 @@ def test_a_state_folder_that_holds_other_files_is_refused_and_kept(
     (tmp_path / "thesis.tex").unlink()
 
 
-def test_a_cluster_with_its_state_elsewhere_is_not_torn_from_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    up()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setenv(STATE_VARIABLE, str(tmp_path / "other"))
-        with pytest.raises(ClusterError, match=f"{STATE_VARIABLE}="):
-            down()
-    assert require_cluster().healthy()
-
-
+@alone
 def test_env_without_a_cluster_says_how_to_start_one() -> None:
     done = subprocess.run([*TOOL, "env"], cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")

@@ -83,14 +83,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         for manifest in manifests:
             if manifest["kind"] in {"ClusterRoleBinding", "RoleBinding"}:
                 manifest["subjects"] = [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}]
-            if manifest["kind"] in {
-                "CustomResourceDefinition",
-                "ClusterRole",
-                "ClusterRoleBinding",
-                "Role",
-                "RoleBinding",
-            }:
-                running.apply(yaml.safe_dump(manifest))
+        kinds = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+        running.apply(yaml.safe_dump_all(manifest for manifest in manifests if manifest["kind"] in kinds))
         wait_until(
             lambda: running.kubectl("get", "transferqueues").returncode == 0, "the apiserver serves TransferQueues"
         )

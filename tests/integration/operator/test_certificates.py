@@ -132,9 +132,7 @@ def test_pods_of_another_namespace_get_a_certificate_of_their_own_until_the_queu
     assert done.returncode == 0, done.stderr
 
     def wanted() -> Any:
-        pods = json.loads(plane.kubectl("get", "pods", "-n", "jobs", "-l", "app=encrypted", "-o", "json").stdout)[
-            "items"
-        ]
+        pods = plane.request("GET", "/api/v1/namespaces/jobs/pods?labelSelector=app=encrypted")["items"]
         return [v["secret"]["secretName"] for pod in pods for v in pod["spec"]["volumes"] if "secret" in v]
 
     (mounted,) = wait_until(wanted, "the pod mounts a certificate")

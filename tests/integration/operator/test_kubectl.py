@@ -56,9 +56,7 @@ OTHERS = [
 
 
 def pods(plane: ControlPlane, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(plane.kubectl("get", "pods", "-n", namespace, "-o", "json").stdout)[
-        "items"
-    ]
+    found: list[dict[str, Any]] = plane.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
     return found
 
 

@@ -97,12 +97,12 @@ def test_a_queue_at_rest_is_read_but_not_written(operator: Operator, queue: str)
 
     def quiet() -> bool:  # Kubernetes' own controllers have finished with the new objects
         before, written, seen = versions(), served(plane, resources, writes), served(plane, "transferqueues", "LIST")
-        wait_until(lambda: served(plane, "transferqueues", "LIST") > seen + 1, "two looks at the queue")
+        wait_until(lambda: served(plane, "transferqueues", "LIST") > seen + 1, "two looks at the queue", pause_s=0.2)
         return versions() == before and served(plane, resources, writes) == written
 
     wait_until(quiet, "the new objects are at rest")
     before, written, listed = versions(), served(plane, resources, writes), served(plane, "transferqueues", "LIST")
-    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue")
+    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue", pause_s=0.2)
     assert versions() == before
     own = operator.log.read_text().count("applied")
     assert served(plane, resources, writes) - written == 0, f"{own} applied in all"
@@ -200,7 +200,7 @@ def test_deleting_a_queue_deletes_its_children_and_leaves_no_finalizer(operator:
     plane = operator.plane
     assert "finalizers" not in (plane.get("transferqueue", queue) or {})["metadata"]
     plane.kubectl("delete", "transferqueue", queue)
-    wait_until(lambda: not children(plane, queue), "the children are gone", 60)
+    wait_until(lambda: not children(plane, queue), "the children are gone", 60, pause_s=0.2)
 
 
 def given_boolean(spec: str) -> bool:
@@ -256,9 +256,7 @@ def test_the_pods_of_a_labelled_deployment_are_injected(operator: Operator, queu
     assert done.returncode == 0, done.stderr
 
     def pods() -> Any:
-        return json.loads(plane.kubectl("get", "pods", "-n", namespace, "-l", "app=trainer", "-o", "json").stdout)[
-            "items"
-        ]
+        return plane.request("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector=app=trainer")["items"]
 
     (pod,) = wait_until(pods, "the pod exists")
     variables = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
@@ -370,15 +368,17 @@ def test_a_binding_gives_the_queue_to_pods_of_an_admitted_namespace(
         words = ("run", "p", "--image=t:1", f"--overrides={overrides}", "--dry-run=server", "-n", namespace)
         return plane.kubectl(*words, "-o", "json")
 
+    def looked_at() -> subprocess.CompletedProcess[str] | None:
+        done = run("verl")
+        return done if "transferqueue.io/injected" in done.stdout or done.returncode else None
+
     # The apiserver takes up the label of the namespace after a moment.
-    wait_until(
-        lambda: "transferqueue.io/injected" in run("verl").stdout or run("verl").returncode, "pods are looked at"
-    )
+    done = wait_until(looked_at, "pods are looked at", pause_s=0.2)
     if reason == "Bound":
-        injected = json.loads(run("verl").stdout)["metadata"]["annotations"]["transferqueue.io/injected"]
+        injected = json.loads(done.stdout)["metadata"]["annotations"]["transferqueue.io/injected"]
         assert injected == f"default/{queue}"
     else:
-        assert "does not admit pods of namespace strangers" in run("verl").stderr
+        assert "does not admit pods of namespace strangers" in done.stderr
     assert "transferqueue.io/injected" not in run("other").stdout
     plane.kubectl("delete", "tqb", queue, "-n", namespace)
 
@@ -390,10 +390,9 @@ def test_a_pod_that_was_missed_is_found_and_told_about(operator: Operator) -> No
     overrides = json.dumps({"metadata": {"labels": {"transferqueue.io/inject": "q"}}})
     done = plane.kubectl("run", "missed", "--image=t:1", f"--overrides={overrides}", "-n", "tq-system")
     assert done.returncode == 0, done.stderr
-    words = ("get", "events.events.k8s.io", "-n", "tq-system", "-o", "json")
 
     def told() -> Any:
-        found = json.loads(plane.kubectl(*words).stdout)["items"]
+        found = plane.request("GET", "/apis/events.k8s.io/v1/namespaces/tq-system/events")["items"]
         return [item["note"] for item in found if item["reason"] == "NotInjected"]
 
     (note,) = wait_until(told, "the pod is told about")
@@ -454,8 +453,8 @@ def test_a_queue_with_a_claim_gets_its_devices_from_templates(operator: Operator
     plane, writes, known = operator.plane, "APPLY|PATCH|POST|PUT|DELETE", len(operator.log.read_text())
 
     def templates(name: str) -> dict[str, dict[str, Any]]:
-        chosen = ("-l", f"transferqueue.io/queue={name}")
-        items = json.loads(plane.kubectl("get", "resourceclaimtemplates", *chosen, "-o", "json").stdout)["items"]
+        path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+        items = plane.request("GET", f"{path}?labelSelector=transferqueue.io/queue={name}")["items"]
         return {item["metadata"]["name"]: item for item in items}
 
     def storage_template(name: str) -> str:
@@ -500,7 +499,7 @@ def test_a_queue_with_a_claim_gets_its_devices_from_templates(operator: Operator
         return versions, applied, served(plane, "resourceclaimtemplates", writes)
 
     before, listed = state(), served(plane, "transferqueues", "LIST")
-    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue")
+    wait_until(lambda: served(plane, "transferqueues", "LIST") >= listed + 6, "several looks at the queue", pause_s=0.2)
     assert state() == before
 
     change = json.dumps(
