@@ -6,14 +6,14 @@ import copy
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from transfer_queue._html import html_table
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
-__all__ = ["KVBatchMeta", "as_positions", "check_parts", "chunk_bounds", "same_value", "united_info"]
+__all__ = ["KVBatchMeta", "as_positions", "check_parts", "chunk_bounds", "repeated", "same_value", "united_info"]
 
 T = TypeVar("T")
 
@@ -35,16 +35,21 @@ class KVBatchMeta:
     extra_info: dict[str, Any] | None = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.keys, str):
-            raise InvalidTypeError(f"keys must be a list of strings, not the string {self.keys!r}")
+        for name, value in (
+            ("keys", self.keys),
+            ("tags", self.tags),
+            ("fields", [] if self.fields is None else self.fields),
+        ):
+            if isinstance(value, str) or not isinstance(value, Collection):
+                raise InvalidTypeError(f"{name} must be a list, not {value!r:.80}")
         if len(self.keys) != len(self.tags):
             raise InvalidInputError(
                 f"keys and tags must have same length, got {len(self.keys)} keys, {len(self.tags)} tags"
             )
         if len(set(self.keys)) != len(self.keys):
-            raise InvalidInputError(f"Got duplicated keys: {_repeated(self.keys)}")
+            raise InvalidInputError(f"Got duplicated keys: {repeated(self.keys)}")
         if self.fields is not None and len(set(self.fields)) != len(self.fields):
-            raise InvalidInputError(f"Got duplicated fields: {_repeated(self.fields)}")
+            raise InvalidInputError(f"Got duplicated fields: {repeated(self.fields)}")
         self.tags = [_copied(tag) for tag in self.tags] if any(self.tags) else [{} for _ in self.tags]
         self.extra_info = copy.deepcopy(self.extra_info)
 
@@ -65,7 +70,7 @@ class KVBatchMeta:
     def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
         """The given keys, in the given order. Raises ValueError for repeats, RuntimeError for unknown keys."""
         if len(set(keys_to_select)) != len(keys_to_select):
-            raise InvalidInputError(f"Contain duplicate keys: {_repeated(keys_to_select)}")
+            raise InvalidInputError(f"Contain duplicate keys: {repeated(keys_to_select)}")
         positions = {key: position for position, key in enumerate(self.keys)}
         missing = [key for key in keys_to_select if key not in positions]
         if missing:
@@ -114,7 +119,7 @@ class KVBatchMeta:
                 raise InvalidInputError(f"Field names do not match: {first.fields} and {part.fields}")
         keys = [key for part in parts for key in part.keys]
         if len(set(keys)) != len(keys):
-            raise InvalidInputError(f"Got duplicated keys: {_repeated(keys)}")
+            raise InvalidInputError(f"Got duplicated keys: {repeated(keys)}")
         return cls(
             keys=keys,
             tags=[tag for part in parts for tag in part.tags],
@@ -124,7 +129,8 @@ class KVBatchMeta:
         )
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
+def repeated(names: Sequence[str]) -> list[str]:
+    """Names that are there more than once, in order of first appearance."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 

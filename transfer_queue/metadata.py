@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -80,6 +80,11 @@ class BatchMeta:
                 raise InvalidTypeError(f"{name} must be a list, not {type(value).__name__}")
         if field_schema is not None and not isinstance(field_schema, Mapping):
             raise InvalidTypeError(f"field_schema must be a dict, not {type(field_schema).__name__}")
+        for name, entry in (field_schema or {}).items():
+            if not isinstance(entry, Mapping):
+                raise InvalidTypeError(f"field_schema of {name!r} must be a dict, not {type(entry).__name__}")
+        if custom_meta is not None and not isinstance(custom_meta, Collection):
+            raise InvalidTypeError(f"custom_meta must be a list of dicts, not {type(custom_meta).__name__}")
         given: Sequence[Any] = global_indexes if samples is None else samples
         if samples is not None or (len(given) and isinstance(given[0], SampleMeta)):
             if not all(isinstance(sample, SampleMeta) for sample in given):
@@ -89,7 +94,10 @@ class BatchMeta:
         self.global_indexes = list(given)
         self.partition_ids = list(partition_ids)
         self.field_schema = {name: dict(entry) for name, entry in (field_schema or {}).items()}
-        status = np.zeros(count, np.int8) if production_status is None else np.array(production_status, np.int8)
+        try:
+            status = np.zeros(count, np.int8) if production_status is None else np.array(production_status, np.int8)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"production_status must hold a number a row: {error}") from None
         self.production_status = status
         self.extra_info = {} if extra_info is None else extra_info
         self.custom_meta = [{} for _ in range(count)] if custom_meta is None else list(custom_meta)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.columns.nested import strided_nested
 from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, chunk_batch_fn, clear_end, mark_end
-from transfer_queue.errors import WorkerLostError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, WorkerLostError
 
 _PROCESS_S = 240
 """For programs of a test to end: each imports torch first, which takes long where much else runs."""
@@ -367,6 +367,27 @@ def test_arguments_out_of_range_are_named() -> None:
             StreamingDataset(None, partition_id="p", task_name="t", **arguments)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (None, "state must be a dict"),
+        ({"cursor": None}, "cursor of state"),
+        ({"cursor": [1]}, "cursor"),
+        ({"cursor": [-1, 0]}, "cursor"),
+        ({"cursor": ["a", "b"]}, "cursor of state"),
+        ({"partition_id": None}, "partition_id"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(wrong: dict[str, Any] | None, text: str) -> None:
+    stream = StreamingDataset(None, 4, 2, ["x"], "p", "t", 0)
+    before, state = stream.state_dict(), {**stream.state_dict(), "partition_id": "q", "cursor": [3, 1]}
+    with pytest.raises((InvalidInputError, InvalidTypeError), match=text):
+        stream.load_state_dict(cast(Any, wrong if wrong is None else {**state, **wrong}))
+    assert stream.state_dict() == before
+    stream.load_state_dict(state)
+    assert stream.state_dict() == state
+
+
 def test_pieces_of_a_batch_keep_rows_tags_and_layouts() -> None:
     ragged = [torch.arange(n) for n in (1, 3, 0, 2, 4)]
     td = TensorDict(
@@ -379,6 +400,8 @@ def test_pieces_of_a_batch_keep_rows_tags_and_layouts() -> None:
         batch_size=[5],
     )
     meta = tq.BatchMeta(list(range(5)), ["p"] * 5, custom_meta=[{"n": n} for n in range(5)])
+    with pytest.raises(InvalidTypeError, match="meta must be a BatchMeta"):
+        chunk_batch_fn(td, cast(Any, None), 2)
     pieces = list(chunk_batch_fn(td, meta, 2))
     assert [piece.batch_size[0] for piece, _ in pieces] == [2, 2, 1]
     assert [tag["n"] for _, part in pieces for tag in part.custom_meta] == [0, 1, 2, 3, 4]

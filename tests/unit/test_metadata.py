@@ -425,6 +425,11 @@ def test_samples_know_their_fields() -> None:
     ("call", "name"),
     [
         (lambda: KVBatchMeta("ab", [{}, {}]), "keys"),  # type: ignore[arg-type]
+        (lambda: KVBatchMeta(None, []), "keys must be a list, not None"),  # type: ignore[arg-type]
+        (lambda: KVBatchMeta(["a"], 5), "tags must be a list, not 5"),  # type: ignore[arg-type]
+        (lambda: KVBatchMeta(["a"], [{}], "p", 5), "fields must be a list, not 5"),  # type: ignore[arg-type]
+        (lambda: BatchMeta([1], ["p"], {"x": None}), "field_schema of 'x'"),  # type: ignore[dict-item]
+        (lambda: BatchMeta([1], ["p"], custom_meta=5), "custom_meta must be a list"),  # type: ignore[arg-type]
         (lambda: KVBatchMeta(["a", "b"], [{}, {}]).reorder([0.0, 1.0]), "indexes"),  # type: ignore[list-item]
         (lambda: KVBatchMeta(["a"], [{}]).chunk(1.5), "chunks"),  # type: ignore[arg-type]
         (lambda: KVBatchMeta.concat([5]), "list of KVBatchMeta, not of int"),  # type: ignore[list-item]

@@ -116,6 +116,7 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, prog
             captured["state"] = relocate(captured["state"], refs)
         content = msgspec.msgpack.encode(captured)
         client.run(Operation(engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
+        engine.settle(stored)
     except BaseException:
         client.run(Operation(engine.discard_blocks(stored), lambda done: None))
         raise

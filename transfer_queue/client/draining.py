@@ -175,6 +175,7 @@ class _Mover:
             log.info("%s", error)
             moved = set()
         # An answer that is lost leaves the copies to the end of this session: what no row refers to is freed then.
+        self._engine.settle([[copy for number, copy in copies.items() if number in moved]])
         await self._engine.discard_blocks([[copy for number, copy in copies.items() if number not in moved]])
         return moved
 

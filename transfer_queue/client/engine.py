@@ -196,6 +196,7 @@ class Engine:
             await self._discard(refs)
             raise
         assert isinstance(reply, Committed)
+        self.settle([refs])
         return reply
 
     async def _store(
@@ -258,6 +259,7 @@ class Engine:
                 nbytes = await backend.put(block, number, info, wait_s=wait_s)
             except CapacityError as error:
                 failure = error
+                self._session.withdraw(number)
                 self._placement.move_on()
             except ConnectionLostError as error:
                 failure = failure or error
@@ -276,6 +278,7 @@ class Engine:
         for ref, info in refs:
             if self._backend is not None:
                 await self._backend.discard(ref.block, info)
+            self._session.settled(ref.block)
 
     async def _wait_for_units(self, timeout_s: float) -> None:
         """Units may be joining, or coming back."""
@@ -398,6 +401,12 @@ class Engine:
         """Drop what ``store_blocks`` stored."""
         for refs in stored:
             await self._discard(refs)
+
+    def settle(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
+        """The controller has taken over what ``store_blocks`` or ``store_whole`` stored."""
+        for refs in stored:
+            for ref, _ in refs:
+                self._session.settled(ref.block)
 
     # --------------------------------------------------------------------------------------------------------- backend
 

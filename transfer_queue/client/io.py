@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections import deque
@@ -255,4 +257,12 @@ def _after_fork_in_child() -> None:
     _fork_handlers.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _finish_imports() -> None:
+    """Wait for what other threads import of this package: it is imported as it is needed, and a child in which such a
+    thread is gone would wait for the lock of its module for ever."""
+    for name in [name for name in sys.modules if name.startswith("transfer_queue.")]:
+        with contextlib.suppress(ImportError):  # raised where it is imported
+            importlib.import_module(name)
+
+
+os.register_at_fork(before=_finish_imports, after_in_child=_after_fork_in_child)

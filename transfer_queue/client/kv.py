@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue._kv_meta import KVBatchMeta
+from transfer_queue._kv_meta import KVBatchMeta, repeated
 from transfer_queue.client.arguments import (
     check_fields,
     check_flag,
@@ -84,7 +84,7 @@ class KvOperations:
     ) -> Operation[Committed, KVBatchMeta]:
         check_partition(partition_id)
         if len(set(keys)) != len(keys):
-            raise InvalidInputError(f"Got duplicated keys: {sorted({key for key in keys if keys.count(key) > 1})[:5]}")
+            raise InvalidInputError(f"Got duplicated keys: {sorted(repeated(keys))[:5]}")
         if tags is not None:
             check_tags("tags", tags, len(keys), "keys")
         block = self._encode(keys, fields, data_parser)

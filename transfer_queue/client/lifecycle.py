@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 __all__ = ["close", "current_client", "get_client", "init", "queue_named_by"]
+
+
+log = logging.getLogger(__name__)
 
 
 class LocalQueue(Protocol):
@@ -85,6 +89,8 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
             _state.conf = _plain(conf)
             return cast("DictConfig | None", merged if queue.created else conf)
         local, merged = _start_local(conf)
+        where = ", ".join(local.attach_config.controller.addresses)
+        log.info("found no queue to attach to: started one of local processes, controller at %s", where)
         _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
         try:
             _state.client = _attach(local.attach_config)

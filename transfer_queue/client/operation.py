@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from transfer_queue.client.io import IoThread
-from transfer_queue.client.reading import LoadedBatch
+from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 
 __all__ = ["Operation", "run_async", "run_sync"]
 
@@ -42,7 +42,7 @@ def run_sync(io: IoThread, operation: Operation[R, T]) -> T:
 
 async def run_async(io: IoThread, operation: Operation[R, T]) -> T:
     result = await io.run(operation.work, operation.unwanted)
-    if isinstance(result, LoadedBatch) and result.nbytes > _THREAD_BYTES:
+    if isinstance(result, LoadedBatch | LoadedBatches) and result.nbytes > _THREAD_BYTES:
         # Given up before the thread came to it, it has not been released.
         return await io.run(io.run_copy(lambda: operation.finish(result)), lambda work: result.release())
     return operation.finish(result)

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from transfer_queue.client.arguments import check_seconds
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.errors import ConfigError
 
@@ -73,6 +74,6 @@ def _seconds(name: str, default: float) -> float:
     if not text:
         return default
     try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds") from None
+        return check_seconds(name, float(text))
+    except ValueError:  # InvalidInputError too
+        raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds from 0 on") from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transfer_queue.columns.column import Rows
     from transfer_queue.columns.decoding import Piece
 
-__all__ = ["LoadedBatch", "ReadPlan", "plan_reads"]
+__all__ = ["LoadedBatch", "LoadedBatches", "ReadPlan", "plan_reads"]
 
 _MOST_KEPT = 32
 """A column may keep all that was read for a batch in memory if that is at most this many times its own size."""
@@ -123,30 +123,14 @@ class LoadedBatch:
 
     def decode(self, form: Form) -> TensorDict:
         """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
-        return self.decode_together([(np.arange(self.rows), self)], form)
+        return LoadedBatches([(np.arange(self.rows), self)]).decode(form)
 
-    @staticmethod
-    def decode_together(parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], form: Form) -> TensorDict:
-        """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result."""
-        first = parts[0][1]
-        schemas = [schema for schema in first._batch.fields if schema.name in first._fields]
-        try:
-            pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
-            for positions, part in parts:
-                part._add_pieces(pieces, None if len(parts) == 1 else positions)
-            rows = sum(part.rows for _, part in parts)
-            own = all(part.is_own for _, part in parts)
-            least_view = sum(part.nbytes for _, part in parts) // _MOST_KEPT if own and not form.zero_copy else 0
-            return _decoded(pieces, rows, schemas, form, copy=not (form.zero_copy or own), least_view=least_view)
-        finally:
-            pieces = {}
-            for _, part in parts:
-                if form.zero_copy or part.is_own:
-                    part.release_with_views()
-                else:
-                    part.release()
+    @property
+    def schemas(self) -> list[FieldSchema]:
+        """Of the fields that were read."""
+        return [schema for schema in self._batch.fields if schema.name in self._fields]
 
-    def _add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:
+    def add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:
         from transfer_queue.columns.tensors import Piece
 
         if self._fetched is None:
@@ -184,6 +168,42 @@ class LoadedBatch:
 
         for block in blocks:
             weakref.finalize(block.view.memory, gone).atexit = False
+
+
+class LoadedBatches:
+    """Batches of the same fields that make one: row ``i`` of a part is row ``positions[i]`` of it. As `LoadedBatch`."""
+
+    def __init__(self, parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]]) -> None:
+        self._parts = parts
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for _, part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for _, part in self._parts)
+
+    def decode(self, form: Form) -> TensorDict:
+        schemas = self._parts[0][1].schemas if self._parts else []
+        try:
+            pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
+            for positions, part in self._parts:
+                part.add_pieces(pieces, None if len(self._parts) == 1 else positions)
+            own = all(part.is_own for _, part in self._parts)
+            least_view = self.nbytes // _MOST_KEPT if own and not form.zero_copy else 0
+            return _decoded(pieces, self.rows, schemas, form, copy=not (form.zero_copy or own), least_view=least_view)
+        finally:
+            pieces = {}
+            for _, part in self._parts:
+                if form.zero_copy or part.is_own:
+                    part.release_with_views()
+                else:
+                    part.release()
+
+    def release(self) -> None:
+        for _, part in self._parts:
+            part.release()
 
 
 def _decoded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,11 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.form import Form, form_of
+from transfer_queue.client.form import form_of
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
-from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import (
     Acknowledge,
@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["Mode", "RowOperations", "pack_indexes", "unpack_indexes"]
+__all__ = ["RowOperations", "pack_indexes", "unpack_indexes"]
 
-Mode = Literal["fetch", "force_fetch", "insert"]
 EMPTY = Batch(b"")
 
 
@@ -152,23 +151,20 @@ class RowOperations:
 
         return Operation(self._engine.fetch(fetch, request_s), finish)
 
-    def get_data(
-        self, metadata: BatchMeta, **options: Any
-    ) -> Operation[list[tuple[NDArray[np.int64], LoadedBatch]], TensorDict]:
+    def get_data(self, metadata: BatchMeta, **options: Any) -> Operation[LoadedBatches, TensorDict]:
         form = form_of(self._options, **options)
         return Operation(
-            self._load(check_metadata(metadata)), lambda loaded: _assembled(loaded, form), drop=_release_all
+            self._load(check_metadata(metadata)), lambda loaded: loaded.decode(form), drop=LoadedBatches.release
         )
 
-    async def _load(self, metadata: BatchMeta) -> list[tuple[NDArray[np.int64], LoadedBatch]]:
-        if not metadata.field_names:
-            return []
-        loaded: list[tuple[NDArray[np.int64], LoadedBatch]] = []
+    async def _load(self, metadata: BatchMeta) -> LoadedBatches:
+        parts: list[tuple[NDArray[np.int64], LoadedBatch]] = []
+        loaded = LoadedBatches(parts)
         try:
-            for partition, positions in _by_partition(metadata):
-                loaded.append((positions, await self._load_rows(metadata, partition, positions)))
+            for partition, positions in _by_partition(metadata) if metadata.field_names else ():
+                parts.append((positions, await self._load_rows(metadata, partition, positions)))
         except BaseException:
-            _release_all(loaded)
+            loaded.release()
             raise
         return loaded
 
@@ -324,19 +320,6 @@ class RowOperations:
 
     def partition_list(self) -> Operation[Reply, list[str]]:
         return Operation(self._engine.request(ListPartitions(""), self._options.request_s), _value)
-
-
-def _assembled(loaded: list[tuple[NDArray[np.int64], LoadedBatch]], form: Form) -> TensorDict:
-    if not loaded:
-        return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None).decode(form)
-    if len(loaded) == 1:
-        return loaded[0][1].decode(form)
-    return LoadedBatch.decode_together(loaded, form)
-
-
-def _release_all(loaded: list[tuple[NDArray[np.int64], LoadedBatch]]) -> None:
-    for _, part in loaded:
-        part.release()
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:

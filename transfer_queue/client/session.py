@@ -73,6 +73,7 @@ class ControllerSession:
         self._reconnecting: asyncio.Task[None] | None = None
         self._failure: TransferQueueError | None = None
         self._pending: dict[int, None] = {}
+        self._announced: dict[int, int] = {}  # block -> unit
         self._next_request = _FIRST_REQUEST
         self._closed = False
         self._gone = ""
@@ -135,9 +136,21 @@ class ControllerSession:
             raise NotInitializedError("this client is closed; call transfer_queue.init() to attach again")
 
     def announce(self, unit: int, block: int) -> None:
-        """Tell the controller of a block that is about to be stored."""
+        """Tell the controller of a block that is about to be stored, and again after each reconnect until it is
+        ``settled`` or ``withdraw``n."""
+        self._announced[block] = unit
         if self._connection is not None:
             self._connection.send(Announce(unit, block))
+
+    def withdraw(self, block: int) -> None:
+        """Nothing was stored of an announced block."""
+        unit = self._announced.pop(block, None)
+        if unit is not None and self._connection is not None:
+            self._connection.send(Announce(unit, block, withdrawn=True))
+
+    def settled(self, block: int) -> None:
+        """The controller knows more of this block than that it was announced."""
+        self._announced.pop(block, None)
 
     async def request(self, command: Command, timeout_s: float) -> Reply:
         """Carry out ``command``, across reconnects, at most once.
@@ -184,8 +197,11 @@ class ControllerSession:
     ) -> tuple[Any, memoryview | None]:
         """A request with bytes beside it, sent once. Raises as ``request`` does, ConnectionLostError also for a
         connection that breaks meanwhile."""
-        connection = await self._connection_until(asyncio.get_running_loop().time() + timeout_s)
-        return await connection.request(message, payload, timeout_s=timeout_s, request_id=self._new_request())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        connection = await self._connection_until(deadline)
+        left_s = max(0.001, deadline - loop.time())
+        return await connection.request(message, payload, timeout_s=left_s, request_id=self._new_request())
 
     def _new_request(self) -> int:
         request, self._next_request = self._next_request, self._next_request + 1
@@ -241,6 +257,10 @@ class ControllerSession:
         if before.run and before.run != self.welcome.run:
             log.warning("the %s at %s started anew; rows put before are gone", self._what, address)
         self._connection = connection
+        if before.writer != self.welcome.writer:  # the controller takes no announcement for another session
+            self._announced.clear()
+        for block, unit in self._announced.items():
+            connection.send(Announce(unit, block))
         self._failure = None
         self._changed(self.welcome.units if connection.context is None else connection.context)
         self._connected.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
-from transfer_queue.client.reading import LoadedBatch
+from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.errors import ConfigError
@@ -115,11 +115,11 @@ class _Spans:
 
         def finish(result: R) -> T:
             with _ended_by_errors(span):
-                loaded = _loaded(result)
-                nbytes = operation.nbytes + sum(batch.nbytes for batch in loaded)
+                loaded = result if isinstance(result, LoadedBatch | LoadedBatches) else None
+                rows, nbytes = (loaded.rows, loaded.nbytes) if loaded else (0, operation.nbytes)
                 value = operation.finish(result)
                 span.set_attribute("transfer_queue.backend", self._engine.backend_kind)
-                span.set_attribute("transfer_queue.rows", sum(batch.rows for batch in loaded) or _size(value))
+                span.set_attribute("transfer_queue.rows", rows or _size(value))
                 if name != "fetch":
                     span.set_attribute("transfer_queue.bytes", nbytes)
             span.end()
@@ -185,14 +185,6 @@ def _ended_by_errors(span: Span) -> Iterator[None]:
         span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         span.end()
         raise
-
-
-def _loaded(result: object) -> list[LoadedBatch]:
-    """What a get has read."""
-    if isinstance(result, LoadedBatch):
-        return [result]
-    parts = result if isinstance(result, list) else []
-    return [part[1] for part in parts if isinstance(part, tuple)]
 
 
 def _size(value: Any) -> int:

@@ -40,6 +40,8 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int, float, bool, type(None), bytes})
 _ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUMm]\d{1,18}(\[\w+\])?")
 
+_ALLOW = "set allow_pickle (spec.security.allowPickle of a TransferQueue resource)"
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -113,7 +115,7 @@ class _Writer:
         if not self.allow_pickle:
             raise InvalidTypeError(
                 f"{self.where}: a {type(value).__module__}.{type(value).__qualname__} can only be stored by pickling, "
-                "which is off; put str, numbers, bytes, lists, dicts, arrays or tensors, or set allow_pickle"
+                f"which is off; put str, numbers, bytes, lists, dicts, arrays or tensors, or {_ALLOW}"
             )
         return msgspec.msgpack.Ext(PICKLE, _pickle(value, self.where))
 
@@ -222,7 +224,7 @@ class _Reader:
 
     def unpickled(self, payload: memoryview) -> Any:
         if not self.allow_pickle:
-            raise InvalidTypeError("the value was pickled, and unpickling is off here; set allow_pickle to read it")
+            raise InvalidTypeError(f"the value was pickled, and unpickling is off here; to read it {_ALLOW}")
         try:
             return pickle.loads(payload)
         except (ImportError, AttributeError) as error:

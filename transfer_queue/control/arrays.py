@@ -58,9 +58,6 @@ class Table:
         column.array[: self.used] = source.array[: self.used]
         return column
 
-    def remove_column(self, column: Column) -> None:
-        self._columns.remove(column)
-
     def extend(self, rows: int) -> int:
         """Append ``rows`` zero rows; returns the position of the first."""
         first = self.used

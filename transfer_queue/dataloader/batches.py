@@ -64,10 +64,13 @@ def chunk_batch_fn(td: TensorDict, meta: BatchMeta, micro_batch_size: int) -> It
     """``td`` and ``meta`` in pieces of ``micro_batch_size`` rows, the last one perhaps shorter.
 
     Nested fields keep their layout, dense ones are views. Raises InvalidTypeError (a TypeError) if ``td`` is no
-    TensorDict, InvalidInputError (a ValueError) for a size below 1 or above the number of rows.
+    TensorDict or ``meta`` no BatchMeta, InvalidInputError (a ValueError) for a size below 1 or above the number of
+    rows.
     """
     if not isinstance(td, TensorDict):
         raise InvalidTypeError(f"td must be a TensorDict, not {type(td).__name__}")
+    if not isinstance(meta, BatchMeta):
+        raise InvalidTypeError(f"meta must be a BatchMeta, not {type(meta).__name__}")
     if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise InvalidInputError(f"micro_batch_size must be a positive integer, not {micro_batch_size!r}")
     rows = int(td.batch_size[0])

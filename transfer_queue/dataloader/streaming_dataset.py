@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
+from transfer_queue._kv_meta import as_positions
 from transfer_queue.client.arguments import check_fields, check_flag, check_lease, check_partition, check_text
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.lifecycle import current_client, get_client, queue_named_by
@@ -170,15 +171,21 @@ class StreamingDataset(IterableDataset[Any]):
         """Go on from where another dataset of the same task, rank and sizes stood.
 
         Batches fetched but not delivered then are fetched again by number: the sampler must remember them, as
-        `RankAwareSampler` does, and their rows must not have been cleared. Raises InvalidInputError.
+        `RankAwareSampler` does, and their rows must not have been cleared. Raises InvalidInputError, InvalidTypeError;
+        then nothing changed.
         """
+        if not isinstance(state, Mapping):
+            raise InvalidTypeError(f"state must be a dict as state_dict() returns it, not {type(state).__name__}")
         if state.get("version") != 1:
             raise InvalidInputError(f"state has version {state.get('version')!r}; this release reads version 1")
         for name, own in self._identity().items():
             if state.get(name) != own:
                 raise InvalidInputError(f"state is of {name} {state.get(name)!r}; this dataset has {own!r}")
-        self.step(state["partition_id"])
-        self._move(Cursor(*state["cursor"]))
+        cursor = as_positions("cursor of state", state.get("cursor", ()))
+        if len(cursor) != 2 or min(cursor) < 0:
+            raise InvalidInputError(f"state has cursor {cursor}; it is a batch and a micro-batch, counted from 0")
+        self.step(check_partition(state.get("partition_id")))
+        self._move(Cursor(*cursor))
 
     def _identity(self) -> dict[str, Any]:
         names = ("task_name", "dp_rank", "batch_size", "micro_batch_size")

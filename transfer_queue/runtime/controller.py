@@ -276,8 +276,7 @@ class Controller(Server):
     def notice(self, connection: Connection, body: Any) -> None:
         session = connection.context
         if isinstance(session, ClientSession) and isinstance(body, Announce):
-            if body.block >> 32 == session.writer:  # another's would be freed with this session
-                session.announced[body.block] = body.unit
+            session.announce(body)
         elif isinstance(session, ClientSession) and isinstance(body, Cancel):
             if session.parked.pop(body.request, None) is not None:
                 self.core.cancel(session.writer, body.request, self._loop.time())

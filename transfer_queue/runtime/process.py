@@ -60,6 +60,9 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
     parser.add_argument("--config", required=True, help="YAML or JSON file of settings")
     parser.add_argument("--die-with-parent", action="store_true", help="end when standard input reaches its end")
     arguments = parser.parse_args()
+    if arguments.die_with_parent and sys.stdin is None:  # from here on 0 would be the number of another file
+        print("error: --die-with-parent: standard input is closed; the parent must hold a pipe to it", file=sys.stderr)
+        return 1
     allow_descriptors()
     loop = new_event_loop()
     loop.set_exception_handler(_handle)

@@ -12,7 +12,7 @@ from transfer_queue.control.directory import writer_bits
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.entries import SavedSession
-from transfer_queue.wire.messages import Hello, UnitInfo
+from transfer_queue.wire.messages import Announce, Hello, UnitInfo
 
 __all__ = ["ClientSession", "ClientSessions", "ParkedRequest", "UnitSession"]
 
@@ -64,6 +64,13 @@ class ClientSession:
     @staticmethod
     def is_mutating(command: Any) -> bool:
         return isinstance(command, _MUTATING)
+
+    def announce(self, notice: Announce) -> None:
+        """Remember a block of this session: another's would be freed with this one."""
+        if notice.withdrawn:
+            self.announced.pop(notice.block, None)
+        elif notice.block >> 32 == self.writer:
+            self.announced[notice.block] = notice.unit
 
     def check_commit(self, command: Commit) -> None:
         """Refuse blocks of another session and blocks that are already freed."""

@@ -197,10 +197,14 @@ class Failure(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Announce(Message, frozen=True, tag=True, omit_defaults=True):
-    """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if it never commits."""
+    """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if it never commits.
+
+    ``withdrawn``: it was announced, and refused; nothing is stored.
+    """
 
     unit: int
     block: int
+    withdrawn: bool = False
 
 
 class Look(Message, frozen=True, tag=True, omit_defaults=True):

@@ -13,9 +13,10 @@ from tests.unit.controllers import serving
 from tests.waiting import until
 from transfer_queue.client import engine as engine_module
 from transfer_queue.client.engine import Engine
-from transfer_queue.control.commands import Commit
+from transfer_queue.control.commands import Commit, Committed
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.storage.base import Capabilities, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
 from transfer_queue.wire.messages import Hello, Welcome
@@ -29,6 +30,7 @@ class Controller:
     def __init__(self, units: list[UnitInfo]) -> None:
         self.units = units
         self.commits: list[tuple[Connection, int]] = []
+        self.session = ClientSession(1, "c")
         self.lost = 0
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
@@ -37,7 +39,9 @@ class Controller:
         else:
             self.commits.append((connection, request))
 
-    def on_notice(self, *_: Any) -> None: ...
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        self.session.announce(body)
+
     def receive_buffer(self, *_: Any) -> None: ...
 
     def on_lost(self, *_: Any) -> None:
@@ -162,3 +166,30 @@ async def test_a_backend_that_cannot_be_closed_does_not_keep_the_session(monkeyp
         await until(lambda: controller.lost == 1)
         with suppress(NotInitializedError):
             await putting
+
+
+async def test_the_controller_forgets_announcements_of_blocks_that_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full(Backend):
+        capabilities = Capabilities()
+        refusals = 1
+
+        async def put(self, block: Any, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+            if self.refusals:
+                self.refusals -= 1
+                raise CapacityError("full")
+            return await super().put(block, block_id, unit, wait_s=wait_s)
+
+    controller, backend = Controller([UNIT]), Full()
+
+    async def opened() -> Backend:
+        return backend
+
+    async with attached(controller, monkeypatch, opened) as engine:
+        putting = put(engine)
+        await until(lambda: bool(controller.commits))
+        assert {*controller.session.announced} == backend.stored
+        connection, request = controller.commits[0]
+        connection.reply(request, Committed(b""))
+        await putting

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from transfer_queue.client.io import IoThread
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions
-from transfer_queue.client.reading import LoadedBatch, ReadPlan
+from transfer_queue.client.reading import LoadedBatch, LoadedBatches, ReadPlan
 from transfer_queue.client.rows import EMPTY, RowOperations
 from transfer_queue.control.commands import Lookup
 from transfer_queue.control.schema import FieldSchema
@@ -131,3 +133,16 @@ async def test_of_rows_of_two_partitions_the_first_are_released_where_the_second
     with pytest.raises(StorageKeyNotFoundError):
         await RowOperations(cast(Any, Engine()), ClientOptions()).get_data(metadata).work
     assert fetched.released.is_set()
+
+
+@pytest.mark.parametrize("several", [lambda batch: batch, lambda batch: LoadedBatches([(np.arange(0), batch)])])
+async def test_a_long_decoding_does_not_hold_up_the_loop_that_awaits_it(
+    io: IoThread, several: Callable[[LoadedBatch], Any]
+) -> None:
+    decoded_in: list[threading.Thread] = []
+
+    async def work() -> Any:
+        return several(loaded(Fetched(1 << 30)))
+
+    await run_async(io, Operation(work(), lambda batch: decoded_in.append(threading.current_thread())))
+    assert decoded_in != [threading.current_thread()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from typing import Any, cast
@@ -53,3 +55,39 @@ def test_threads_that_use_a_client_of_the_parent_at_once_attach_it_once() -> Non
     for thread in threads:
         thread.join()
     assert len(attached) == 1
+
+
+FORKS_DURING_AN_IMPORT = """
+import os, signal, sys, threading
+import transfer_queue.client.io
+begun, go_on = threading.Event(), threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transfer_queue.columns.encoding":
+            begun.set()
+            assert go_on.wait(60)
+
+def load():
+    import transfer_queue.columns.tensors
+
+sys.meta_path.insert(0, Slow())
+loading = threading.Thread(target=load)
+loading.start()
+assert begun.wait(60)
+threading.Timer(0.2, go_on.set).start()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    load()
+    os._exit(0)
+loading.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_while_a_thread_imports_a_part_of_the_package_can_import_it_too() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", FORKS_DURING_AN_IMPORT]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr

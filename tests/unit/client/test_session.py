@@ -18,7 +18,7 @@ from transfer_queue.errors import NotInitializedError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import UnitInfo
-from transfer_queue.wire.messages import Look, UnitsChanged, Welcome
+from transfer_queue.wire.messages import Announce, Look, UnitsChanged, Welcome
 
 Seen = list[list[UnitInfo]]
 UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
@@ -31,6 +31,7 @@ class Controller:
         self.more = more
         self.welcomed = 0
         self.held = 0
+        self.announced: dict[Connection, list[int]] = {}
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
         if isinstance(body, Look):
@@ -42,7 +43,10 @@ class Controller:
             connection.reply(request, Welcome("controller", run="r", writer=1))
             self.more(connection, self.welcomed)
 
-    def on_notice(self, *_: Any) -> None: ...
+    def on_notice(self, connection: Connection, body: Any) -> None:
+        if isinstance(body, Announce):
+            self.announced.setdefault(connection, []).append(body.block)
+
     def on_lost(self, *_: Any) -> None: ...
     def receive_buffer(self, *_: Any) -> None: ...
 
@@ -130,3 +134,35 @@ async def test_no_number_of_requests_that_are_sent_once_takes_the_one_of_another
             await session.transfer(Look(), (), 10.0)
         connections[0].reply(controller.held, Value(["a partition"]))
         assert await asyncio.wait_for(waiting, 5.0) == Value(["a partition"])
+
+
+async def test_blocks_are_announced_again_over_a_new_connection_until_they_are_settled() -> None:
+    controller = Controller()
+    async with attaching(controller) as (session, connections):
+        await session.open(10.0)
+        session.announce(1, 7)
+        session.announce(1, 8)
+        await until(lambda: controller.announced.get(connections[0]) == [7, 8])
+        connections[0].abort("the network failed")
+        await until(lambda: not session.connections())
+        session.announce(1, 9)
+        session.settled(8)
+        await until(lambda: len(connections) == 2 and controller.announced.get(connections[1]) == [7, 9])
+
+
+async def test_a_request_that_waited_for_a_connection_waits_for_its_answer_only_as_long_as_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed: list[float] = []
+    request = Connection.request
+
+    async def noted(self: Connection, message: Any, *arguments: Any, timeout_s: float, **more: Any) -> Any:
+        if isinstance(message, Look):
+            allowed.append(timeout_s)
+        return await request(self, message, *arguments, timeout_s=timeout_s, **more)
+
+    monkeypatch.setattr(Connection, "request", noted)
+    async with attaching(Controller()) as (session, _):
+        session.start()
+        await session.transfer(Look(), (), 60.0)
+    assert 0 < allowed[0] < 60.0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,18 @@ def test_a_server_goes_on_after_any_other_error_of_a_callback(tmp_path: Path) ->
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "went on\n"
     assert "ValueError: by half" in ended.stderr
+
+
+def test_a_server_that_cannot_see_the_end_of_its_parent_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("{}")
+    command = [sys.executable, "-c", SERVER.format(error="ValueError"), "--config", str(tmp_path / "settings.yaml")]
+    ended = subprocess.run(
+        [*command, "--die-with-parent"],
+        preexec_fn=lambda: os.close(0),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("error: --die-with-parent: standard input is closed")

@@ -208,3 +208,37 @@ async def test_no_account_is_kept_of_what_was_given_up_while_it_waited_for_space
     assert list(ledger.entries) == [BLOCK + 3]
     with pytest.raises(CapacityError):
         await ledger.alloc(again, wire.Alloc(BLOCK + 5, 60))
+
+
+async def test_who_waits_for_space_behind_others_waits_no_longer_than_it_said() -> None:
+    ledger = Ledger("u", 100)
+    peer = Peer()
+    ledger.connected(peer)
+    await ledger.alloc(peer, wire.Alloc(BLOCK + 1, 80))
+    patient = asyncio.ensure_future(ledger.alloc(peer, wire.Alloc(BLOCK + 2, 50, 600.0)))
+    await asyncio.sleep(0)
+    for number, wait_s in ((3, 0.0), (4, 0.01)):
+        with pytest.raises(CapacityError, match=f"within {wait_s:g} s"):
+            await asyncio.wait_for(ledger.alloc(peer, wire.Alloc(BLOCK + number, 10, wait_s)), 10.0)
+    ledger.recycle(ledger.remove([BLOCK + 1]))
+    await asyncio.wait_for(patient, 10.0)
+    assert list(ledger.entries) == [BLOCK + 2]
+    assert ledger.stats().used == 50
+
+
+async def test_a_small_block_does_not_overtake_a_large_one_that_waits_for_space() -> None:
+    ledger = Ledger("u", 100)
+    peer = Peer()
+    ledger.connected(peer)
+    await ledger.alloc(peer, wire.Alloc(BLOCK + 1, 80))
+    large, small = (
+        asyncio.ensure_future(ledger.alloc(peer, wire.Alloc(BLOCK + number, nbytes, 600.0)))
+        for number, nbytes in ((2, 100), (3, 10))
+    )
+    await asyncio.sleep(0)
+    ledger.recycle(ledger.remove([BLOCK + 1]))
+    await asyncio.wait_for(large, 10.0)
+    assert not small.done()
+    ledger.recycle(ledger.remove([BLOCK + 2]))
+    await asyncio.wait_for(small, 10.0)
+    assert list(ledger.entries) == [BLOCK + 3]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.waiting import until
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.storage.base import BackendContext, StoreContext, UnitInfo
 from transfer_queue.storage.mooncake import codes
@@ -187,3 +190,69 @@ async def test_several_mooncake_masters_are_asked_for_a_while_before_blocks_coun
     await store._look()
     assert len(losses) == 1
     await store.close()
+
+
+async def test_a_dead_block_whose_sweep_got_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RegisteredStore(StoreContext("u", 1 << 20, {}, ""))
+    writer = Peer(7)
+    store.connected(writer)
+    await cast(Any, store.serve(writer, wire.Alloc(BLOCK, 10), None))
+    store.serve(writer, wire.Fill(BLOCK), None)
+    await store.free([BLOCK])
+
+    async def sweep(removed: bytes = b"") -> bytes:
+        return bytes((await cast(Any, store.serve(writer, wire.Sweep(removed, 0.0), None))).reply.blocks)
+
+    asked = await sweep()
+    assert len(asked) == 8
+    assert await sweep() == b""  # it may be under way
+    monkeypatch.setattr("transfer_queue.storage.registered.unit._AGAIN_S", 0.0)
+    assert await sweep() == asked
+    assert await sweep(asked) == b""
+
+
+class Owner:
+    """An actor of Ray's that answers each call with the next of ``outcomes``."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.usage = self.held = self.free = self
+
+    def remote(self, *_: Any) -> Any:
+        answer: Future[Any] = Future()
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+        return SimpleNamespace(future=lambda: answer)
+
+
+async def test_a_unit_in_ray_lives_through_errors_that_are_not_the_end_of_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.exceptions import ActorUnavailableError, RaySystemError
+
+    from transfer_queue.storage.ray import unit
+    from transfer_queue.storage.ray.cluster import RayStoreSettings
+
+    monkeypatch.setattr(unit, "_WATCH_S", 0.0)
+    said: list[str] = []
+    lost: list[None] = []
+    context = StoreContext("u", 1 << 20, {}, "", log=said.append, lost=lambda: lost.append(None))
+    store = unit.RayStore(context, RayStoreSettings())
+    away = ActorUnavailableError("the network failed", None)
+    store._owner = Owner(away, RaySystemError("the raylet failed"), (5, 1))
+    store._watch = asyncio.ensure_future(store._watch_for_ever())
+    await until(lambda: store.stats().used == 5)
+    assert not store._watch.done()
+    assert not lost
+    assert len(said) == 2
+    while not store._watch.done():  # up to Python 3.11 wait_for loses a cancellation that meets an answer
+        store._watch.cancel()
+        await asyncio.sleep(0)
+    store._owner = Owner(away)
+    with pytest.raises(ConnectionLostError, match="cannot be asked"):
+        await store.inventory()
+    with pytest.raises(ConnectionLostError, match="cannot be asked"):
+        await store.free([1])

@@ -148,9 +148,11 @@ class MooncakeBackend:
                 rest: deque[Any] = deque(block.segments())
                 for group in _groups(parts, self._settings.part_bytes):
                     await self._put_group(group, lambda target: copy_into(target, rest), unit, deadline, wait_s)
-        except BaseException:
+        except BaseException as error:
             # After whatever the worker still does for this put, also if the caller has given up.
-            self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
+            removal = self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
+            if isinstance(error, CapacityError):  # the controller forgets a refused block: nothing may be left of it
+                await asyncio.shield(removal)
             raise
         return nbytes
 
@@ -511,10 +513,11 @@ class MooncakeBackend:
         except asyncio.TimeoutError:
             raise ConnectionLostError("Mooncake did not answer in time") from None
 
-    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._forget)
+        return task
 
     def _forget(self, done: asyncio.Future[Any]) -> None:
         self._background.discard(done)

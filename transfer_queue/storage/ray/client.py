@@ -23,7 +23,7 @@ from transfer_queue.columns.column import Bytes
 from transfer_queue.config.document import validate_document
 from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
-from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect
+from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
 
 __all__ = ["RayBackend", "open_backend"]
 
@@ -151,23 +151,19 @@ def _explained(unit: UnitInfo) -> Iterator[None]:
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise CapacityError(
             "Ray's object store has no capacity left on this node; raise object_store_memory of `ray start`, or lower "
-            f"the capacity of the storage units: {_first_line(error)}"
+            f"the capacity of the storage units: {first_line(error)}"
         ) from None
     except (ObjectLostError, ObjectFetchTimedOutError) as error:
         raise StorageKeyNotFoundError(
             f"a block of storage unit {unit.name} was lost from Ray's object store ({type(error).__name__}); put its "
-            f"rows again: {_first_line(error)}"
+            f"rows again: {first_line(error)}"
         ) from None
     except RayActorError as error:
         raise ConnectionLostError(
-            f"storage unit {unit.name} cannot be reached: the actor that owns its blocks is gone: {_first_line(error)}"
+            f"storage unit {unit.name} cannot be reached: the actor that owns its blocks is gone: {first_line(error)}"
         ) from None
     except RayError as error:
-        raise ConnectionLostError(f"storage unit {unit.name} cannot be used: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConnectionLostError(f"storage unit {unit.name} cannot be used: {first_line(error)}") from None
 
 
 async def open_backend(context: BackendContext) -> RayBackend:

@@ -11,7 +11,7 @@ import ray
 from transfer_queue.config.document import Document
 from transfer_queue.errors import ConfigError, WaitTimeoutError
 
-__all__ = ["RayStoreSettings", "answer", "connect"]
+__all__ = ["RayStoreSettings", "answer", "connect", "first_line"]
 
 
 class RayStoreSettings(Document):
@@ -47,3 +47,8 @@ async def answer(reference: Any, timeout_s: float) -> Any:
         return await asyncio.wait_for(asyncio.wrap_future(reference.future()), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         raise WaitTimeoutError(f"Ray did not answer within {timeout_s:g} s") from None
+
+
+def first_line(error: Exception) -> str:
+    """Ray's errors are pages long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

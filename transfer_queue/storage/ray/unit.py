@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from transfer_queue.config.document import validate_document
-from transfer_queue.errors import StartError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.storage.base import StoreContext, UnitStats
-from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect
+from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
 from transfer_queue.storage.ray.owner import BlockOwner
 
 __all__ = ["RayStore", "open_store"]
@@ -41,7 +41,7 @@ class RayStore:
         self._joined = await asyncio.to_thread(connect, self._settings)
         try:
             await self._make_owner()
-        except (RayError, WaitTimeoutError) as error:
+        except (RayError, TransferQueueError) as error:
             raise StartError(f"the owner of the blocks of {self._context.name} did not start in Ray: {error}") from None
         self._watch = asyncio.create_task(self._watch_for_ever())
 
@@ -52,11 +52,11 @@ class RayStore:
 
     async def free(self, blocks: Sequence[int]) -> None:
         with suppress(RayActorError):  # they are gone with the owner
-            await answer(self._owner.free.remote(list(blocks)), _ANSWER_S)
+            await self._ask("free", list(blocks))
 
     async def inventory(self) -> list[int]:
         try:
-            return list(await answer(self._owner.held.remote(), _ANSWER_S))
+            return list(await self._ask("held"))
         except RayActorError:
             return []
 
@@ -79,15 +79,27 @@ class RayStore:
     async def _watch_for_ever(self) -> None:
         while True:
             try:
-                self._usage = await answer(self._owner.usage.remote(), _ANSWER_S)
+                self._usage = await self._ask("usage")
             except RayActorError:
                 self._context.log("the actor that owned this unit's blocks died, and the blocks with it")
                 with suppress(RayError, TransferQueueError):  # tried again
                     await self._make_owner()
                     self._context.lost()
-            except WaitTimeoutError as error:
+            except TransferQueueError as error:
                 self._context.log(str(error))
             await asyncio.sleep(_WATCH_S)
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the owner answers. Raises RayActorError if it is dead, with all it held; ConnectionLostError for what
+        may pass, WaitTimeoutError."""
+        try:
+            return await answer(getattr(self._owner, method).remote(*arguments), _ANSWER_S)
+        except RayError as error:
+            if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+                raise
+            raise ConnectionLostError(
+                f"the actor that owns the blocks of {self._context.name} cannot be asked: {first_line(error)}"
+            ) from None
 
     async def _make_owner(self) -> None:
         """On this node, so that the unit and its owner are lost together."""

@@ -314,7 +314,7 @@ class RegisteredBackend:
             try:
                 await self._manager.clear(self._field, row)
             except TransferQueueError as error:
-                log.warning("%s; it stays in the store until another client removes it", error)
+                log.warning("%s; it stays in the store until that is tried again", error)
             else:
                 cleared.append(row.block)
         return cleared

@@ -23,6 +23,8 @@ MAX_NOTE_BYTES = 64 << 10
 """Of what a manager may say about one block."""
 _AT_ONCE = 256
 """Blocks in one answer."""
+_AGAIN_S = 60.0
+"""After this a client that was asked to remove a block has not: the answer did not reach it, or it could not."""
 
 
 class RegisteredStore:
@@ -31,7 +33,8 @@ class RegisteredStore:
     def __init__(self, context: StoreContext) -> None:
         self._ledger = Ledger(context.name, context.capacity)
         self._dead: dict[int, bytes] = {}
-        self._asked: dict[int, Peer] = {}
+        self._asked: dict[int, tuple[Peer, float]] = {}
+        """Block -> whom, and when."""
         self._peers: set[Peer] = set()
         self._changed = asyncio.Event()
 
@@ -64,7 +67,7 @@ class RegisteredStore:
 
     def disconnected(self, peer: Peer) -> list[int]:
         self._peers.discard(peer)
-        self._asked = {number: who for number, who in self._asked.items() if who is not peer}
+        self._asked = {number: asked for number, asked in self._asked.items() if asked[0] is not peer}
         unsealed, orphans = self._ledger.disconnected(peer)
         self._bury(unsealed)
         return orphans
@@ -109,26 +112,27 @@ class RegisteredStore:
         changed.set()
 
     async def _sweep(self, peer: Peer, message: wire.Sweep) -> Served:
+        loop = asyncio.get_running_loop()
         for number in np.frombuffer(message.removed, "<i8").tolist():
-            if self._asked.get(number) is peer:
+            if self._asked.get(number, (None,))[0] is peer:
                 del self._asked[number], self._dead[number]
-        deadline = asyncio.get_running_loop().time() + message.wait_s
-        while not (blocks := self._for(peer)):
+        deadline = loop.time() + message.wait_s
+        while not (blocks := self._for(peer, loop.time())):
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - asyncio.get_running_loop().time())
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
             except (TimeoutError, asyncio.TimeoutError):
                 break
-        self._asked.update(dict.fromkeys(blocks, peer))
+        self._asked.update(dict.fromkeys(blocks, (peer, loop.time())))
         notes = [self._dead[number] for number in blocks]
         return Served(wire.Swept(np.asarray(blocks, "<i8").tobytes(), [len(note) for note in notes]), notes)
 
-    def _for(self, peer: Peer) -> list[int]:
+    def _for(self, peer: Peer, now: float) -> list[int]:
         if peer not in self._peers:
             return []
         mine = (
             number
             for number in self._dead
-            if number not in self._asked
+            if (number not in self._asked or now - self._asked[number][1] >= _AGAIN_S)
             and (number >> 32 == peer.writer or not self._ledger.is_connected(number >> 32))
         )
         return [number for number, _ in zip(mine, range(_AT_ONCE), strict=False)]
