@@ -19,7 +19,7 @@ from bench.workloads import SMOKE
 RECORD = ROOT / "bench" / "smoke.json"
 LEAST = 0.5
 TRIES = 3
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """No further try after this time: a peer that does not answer must not hold up who waits for the outcome."""
 
 Run = Callable[[list[str]], dict[str, Any]]

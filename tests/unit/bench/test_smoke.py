@@ -67,6 +67,18 @@ def test_a_ratio_below_half_is_measured_again_alone_and_fails_the_run(capsys: py
     assert "short of what was recorded: control" in capsys.readouterr().out
 
 
+def test_a_run_that_took_too_long_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[list[str]] = []
+
+    def run(names: list[str]) -> dict[str, Any]:
+        tries.append(names)
+        return results(names, {})
+
+    monkeypatch.setattr(smoke, "PATIENCE_S", -1.0)
+    assert smoke.check(run) == 1
+    assert tries == [list(SMOKE)]
+
+
 def test_a_slow_tail_alone_passes() -> None:
     assert smoke.check(lambda names: results(names, RECORDED | {"small.put_p99": 0.001})) == 0
 
