@@ -6,6 +6,11 @@ BACKEND ?= mooncake
 # In two processes; what failed there, beside other tests on a busy machine, has to pass by itself.
 run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder $(1) $(PYTEST_ARGS) || \
   { [ $$? = 1 ] && echo "once more, by itself, what failed:" && $(PYTHON) -m pytest --last-failed --last-failed-no-failures=none $(1) $(PYTEST_ARGS); }
+# CI measures too: before the tests, as that needs the machine alone. They run whatever it finds, and both have to pass.
+ifeq ($(CI),true)
+  measure = $(PYTHON) -m bench --smoke; measured=$$?;
+  and_measured = && { [ $$measured = 0 ] || { echo "bench-smoke failed: see above, before the tests" >&2; exit 1; }; }
+endif
 ROOT_ON_LINUX := $(filter Linux-0,$(shell uname -s)-$(shell id -u))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Some environments set it. Without compiled files, each process that imports torch spends five seconds more on its start.
@@ -31,10 +36,10 @@ ifeq ($(CI),true)
 endif
 	@$(PYTHON) -m tests.cluster build >/dev/null  # the first time 10 minutes: with its progress, and within no test's time
 ifneq ($(ROOT_ON_LINUX)$(filter true,$(CI)),)
-	@$(call run_tests,)
+	@$(measure) $(call run_tests,) $(and_measured)
 else
 	@echo "tests/cluster and tests/rdma are left out: they need root on Linux"
-	@$(call run_tests,--ignore=tests/cluster --ignore=tests/rdma)
+	@$(measure) $(call run_tests,--ignore=tests/cluster --ignore=tests/rdma) $(and_measured)
 endif
 
 check: setup ## Lint, format, types, layers, generated files

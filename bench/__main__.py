@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bench import report, smoke
-from bench.environment import peers_python
+from bench.environment import PeersNotInstalled, peers_python
 from bench.machine import facts, peer_versions
-from bench.protocol import ROOT, PeerError, PeerProcess
+from bench.protocol import OWN, ROOT, PeerError, PeerProcess
 from bench.workloads import ORDER, workload
 
 RESULTS = ROOT / "bench" / "results.json"
+ANSWER_S = {"full": 240.0, "smoke": 180.0}
+"""Seconds within which a peer has to start, if need be, and to do a workload once."""
 Samples = dict[str, dict[str, list[float]]]
 
 
@@ -38,8 +40,12 @@ class Peers:
 
     def get(self, name: str) -> PeerProcess:
         if name not in self._running:
-            self._running[name] = PeerProcess(name, sys.executable if name.startswith("ours") else self._python)
+            self._running[name] = PeerProcess(name, sys.executable if name.startswith(OWN) else self._python)
         return self._running[name]
+
+    def end(self, name: str) -> None:
+        """End one that failed: whatever it waits for, the next workload starts it anew."""
+        self._running.pop(name).stop()
 
     def keep(self, names: set[str]) -> None:
         """End all but ``names``."""
@@ -63,16 +69,20 @@ def run_workload(
     samples: Samples = {}
     failed: dict[str, str] = {}
     rounds = range(1 + (repetitions or plan.repetitions))
+    if plan.interleaved:
+        for peer in chosen:
+            peers.get(peer)  # they start beside each other, at most during the untimed repetition
     for repetition, peer in order(chosen, rounds, plan.interleaved):
         if peer in failed:
             continue
         if repetition == 0 and not plan.interleaved:
             peers.keep(set())
         try:
-            metrics = peers.get(peer).call(f"{name}.measure", scale=scale, peer=peer, long=long)
+            metrics = peers.get(peer).call(f"{name}.measure", ANSWER_S[scale], scale=scale, peer=peer, long=long)
         except PeerError as error:
             failed[peer] = str(error)
             say(f"  {peer} failed: {str(error)[:300]}")
+            peers.end(peer)
             continue
         if repetition:
             for metric, value in metrics.items():
@@ -110,6 +120,14 @@ def main() -> int:
     if options.render:
         report.render(json.loads(options.output.read_text()))
         return 0
+    try:
+        return _run(options)
+    except PeersNotInstalled as error:
+        say(str(error))
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.smoke:
         judge = smoke.record if options.record else smoke.check
         return judge(lambda names: run(names, "smoke", options.repetitions or 3))

@@ -45,6 +45,11 @@ def own_bytes(process: psutil.Process) -> int:
     return int(memory.rss - memory.shared)
 
 
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """What they have used so far, all together."""
+    return float(sum(times.user + times.system for times in (process.cpu_times() for process in processes)))
+
+
 async def run_copy(function: Any) -> Any:
     return function()
 
@@ -134,6 +139,7 @@ def measure(
     try:
         servers = {process.name: psutil.Process(process.pid) for process in stack.processes if process.pid}
         before = {name: own_bytes(process) for name, process in servers.items()}
+        running = list(servers.values())
         bounds = [count * number // processes for number in range(processes + 1)]
         pipes = []
         for start, stop in itertools.pairwise(bounds):
@@ -141,13 +147,16 @@ def measure(
             arguments = (stack.controller_address, range(start, stop), turns, kilobytes, theirs)
             workers.append(context.Process(target=client_process, args=arguments, daemon=True))
             workers[-1].start()
+            running.append(psutil.Process(workers[-1].pid))
             theirs.close()
             pipes.append(mine)
         attached = [pipe.recv() for pipe in pipes]
         after = {name: own_bytes(process) for name, process in servers.items()}
+        busy = cpu_seconds(running)
         for pipe in pipes:
             pipe.send("work")
         worked = [pipe.recv() for pipe in pipes]
+        busy = cpu_seconds(running) - busy
         for pipe in pipes:
             pipe.send("close")
         for worker in workers:
@@ -162,6 +171,7 @@ def measure(
         "processes": processes,
         "connections": sum(report["sockets"] for report in attached),
         "operations_per_s": round(2 * count * turns / max(report["seconds"] for report in worked)),
+        "cpu_us_per_operation": round(busy / (2 * count * turns) * 1e6),
         "gigabytes_put_and_got": round(2 * count * turns * kilobytes * 1024 / 1e9, 1),
         "seconds": round(max(report["seconds"] for report in worked), 1),
         "threads": max(report["threads"] for report in worked),

@@ -40,7 +40,7 @@ def facts() -> dict[str, Any]:
 
 def peer_versions(python: str) -> dict[str, str]:
     """Versions of the packages that the peers run."""
-    names = ["TransferQueue", "ray", "redis", "pyarrow", "torch"]
+    names = ["TransferQueue", "ray", "redis", "pyarrow", "torch", "mooncake-transfer-engine-non-cuda"]
     code = f"from importlib.metadata import version\nprint(*map(version, {names!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=Path(sys.prefix))
     return dict(zip(names, done.stdout.split(), strict=True))

@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
+OWN = ("ours", "machine")
+"""How the names of peers begin that run in this checkout's environment and import its library."""
 
 
 class PeerError(RuntimeError):
@@ -32,7 +34,7 @@ class PeerProcess:
     def __init__(self, name: str, python: str, *, attach: dict[str, Any] | None = None) -> None:
         """``attach``: join what another process of this peer started.
 
-        Peers whose name begins with ``ours`` import this checkout's library. The others see the package ``bench``
+        Peers whose name begins as ``OWN`` says import this checkout's library. The others see the package ``bench``
         through a folder that holds nothing else, so that ``transfer_queue`` stays the one of their own environment.
         """
         self.name = name
@@ -40,7 +42,7 @@ class PeerProcess:
         folder = Path(self._folder.name)
         (folder / "bench").symlink_to(ROOT / "bench")
         self._log = folder / "log"
-        path = [str(folder), *([str(ROOT)] if name.startswith("ours") else [])]
+        path = [str(folder), *([str(ROOT)] if name.startswith(OWN) else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_DEDUP_LOGS": "0"}
         for variable in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
             environ.pop(variable, None)
@@ -75,9 +77,9 @@ class PeerProcess:
             raise PeerError(f"{self.name}: {answer['error']}")
         return answer["result"]
 
-    def call(self, do: str, **options: Any) -> Any:
+    def call(self, do: str, timeout_s: float = 240.0, **options: Any) -> Any:
         self.send(do, **options)
-        return self.receive(1800.0 if options.get("long") else 240.0)
+        return self.receive(1800.0 if options.get("long") else timeout_s)
 
     def finish(self) -> None:
         """Let the peer end, without waiting for it."""

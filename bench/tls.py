@@ -166,7 +166,8 @@ def _per_gb(seconds: float, messages: int) -> float:
     return 1000 * seconds / (messages * _MESSAGE / 1e9)
 
 
-def _certificate(folder: Path) -> TlsFiles:
+def certificate(folder: Path) -> TlsFiles:
+    """For both sides, from an authority of its own."""
     now, life = datetime.now(timezone.utc), timedelta(days=1)
     authority = new_authority("bench CA", now, life)
     made = issue(authority, "bench", server_names(["127.0.0.1"]), now, life, server=True)
@@ -183,7 +184,7 @@ def main() -> None:
     print(f"{ssl.OPENSSL_VERSION}, {os.cpu_count()} cores")
     print(f"AES-256-GCM alone: {min(cipher(options.messages) for _ in range(options.rounds)):.0f} ms/GB")
     with tempfile.TemporaryDirectory() as text:
-        files = _certificate(Path(text))
+        files = certificate(Path(text))
         for way in (sockets, connections):
             for name, chosen in (("plain", None), ("TLS", files)):
                 rounds = [way(chosen, options.messages) for _ in range(options.rounds)]

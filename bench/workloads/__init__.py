@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ORDER = (
-    "dense", "mixed", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
+    "limits", "dense", "mixed", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
     "small", "control", "growth", "waiting", "clients", "shards", "ppo", "ppo_mooncake",
 )  # fmt: skip
 SMOKE = ("dense", "mixed", "small", "control")
@@ -27,10 +27,27 @@ class Row:
     unit: str
     better: Literal["higher", "lower"]
     target: float | None = None
+    judged: bool = True
+    """Whether the smoke run judges it: not the slowest of few requests, which varies, nor what only explains others."""
+    limit: str = ""
+    """What stops this row short of its target, with measurements of the same run: ``{workload/peer/metric}``."""
 
     def reached(self, value: float) -> bool:
         assert self.target is not None
         return value >= self.target if self.better == "higher" else value <= self.target
+
+
+@dataclass(frozen=True)
+class Against:
+    """How many times better one peer has to be than another one."""
+
+    metric: str
+    title: str
+    peer: str
+    other: str
+    target: float
+    limit: str = ""
+    """As of a row."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +62,17 @@ class Workload:
     """The peer that is this checkout."""
     rival: str = "upstream"
     """The peer that ratios are printed against."""
+    against: tuple[Against, ...] = ()
 
     def compared(self, scale: str) -> tuple[str, ...]:
         """Who runs at this scale: in the smoke run only ours and its rival."""
         return self.peers if scale == "full" else (self.ours, self.rival)
+
+
+def about(name: str) -> str:
+    """What the workload does: the first paragraph of its module's text."""
+    text = importlib.import_module(f"bench.workloads.{name}").__doc__ or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def workload(name: str) -> Workload:

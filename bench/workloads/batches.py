@@ -9,8 +9,13 @@ import numpy as np
 
 from bench.data import Batch, nbytes
 from bench.peers.base import Peer
-from bench.workloads import Row, Workload
+from bench.workloads import Against, Row, Workload
 
+NEW_MEMORY = "A copy into new memory, as a get gives it, runs at {limits/machine/fresh}."
+_MOONCAKE = (
+    "A put first copies the columns into one registered buffer, which Mooncake alone does not: a copy into warm memory "
+    "runs at {limits/machine/memcpy}, plain TCP on loopback at {limits/machine/tcp}."
+)
 _prepared: dict[str, Any] = {}
 
 
@@ -42,8 +47,23 @@ def over_tcp(name: str, title: str, target: float) -> Workload:
     return Workload(
         f"{title}, over TCP",
         ("ours_tcp", "ours_tls", "upstream", "redis_server", "flight", "loopback"),
-        _rows(name, "TCP", target),
+        _rows(
+            name, "TCP", target, f"The same bytes over plain sockets, without a queue: {{{name}_tcp/loopback/both}}."
+        ),
         ours="ours_tcp",
+        against=(
+            Against(
+                "both",
+                f"{name} put→get: TLS against plain TCP",
+                "ours_tls",
+                "ours_tcp",
+                0.65,
+                "TLS may cost 35 %. One connection of the standard library, the least that Python can do, carries "
+                "{limits/machine/tls} with TLS and {limits/machine/tcp} without, for {limits/machine/tls_cpu} and "
+                "{limits/machine/tcp_cpu} of CPU on both sides together; the cipher alone takes "
+                "{limits/machine/cipher} on each side.",
+            ),
+        ),
     )
 
 
@@ -52,15 +72,26 @@ def through_mooncake(name: str, title: str) -> Workload:
     return Workload(
         f"{title}, through Mooncake over TCP",
         ("ours_mooncake", "upstream_mooncake", "mooncake_raw"),
-        _rows(name, "Mooncake", None),
+        _rows(name, "Mooncake"),
         ours="ours_mooncake",
         rival="upstream_mooncake",
+        against=(
+            Against("both", f"{name} put→get: against Mooncake alone", "ours_mooncake", "mooncake_raw", 0.8, _MOONCAKE),
+            Against(
+                "both",
+                f"{name} put→get: against MooncakeStore of the release",
+                "ours_mooncake",
+                "upstream_mooncake",
+                4.0,
+                f"Mooncake alone carries {{{name}_mooncake/mooncake_raw/both}}.",
+            ),
+        ),
     )
 
 
-def _rows(name: str, way: str, target: float | None) -> tuple[Row, ...]:
+def _rows(name: str, way: str, target: float | None = None, limit: str = "") -> tuple[Row, ...]:
     return (
         Row("put", f"{name} put, {way}", "GB/s", "higher"),
         Row("get", f"{name} get, {way}", "GB/s", "higher"),
-        Row("both", f"{name} put→get, {way}", "GB/s", "higher", target),
+        Row("both", f"{name} put→get, {way}", "GB/s", "higher", target, limit=limit),
     )

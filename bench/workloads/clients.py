@@ -13,11 +13,16 @@ from bench.clients import measure as measure_clients
 from bench.peers.base import Peer
 from bench.workloads import Row, Workload
 
+_LIMIT = (
+    "Clients, controller and storage units share {machine/cores} cores: an operation took {clients/ours/cpu_1024} of "
+    "CPU, of clients and servers together."
+)
 WORKLOAD = Workload(
     "Many clients",
     ("ours",),
     (
-        Row("operations_1024", "puts and gets of 1024 clients", "1/s", "higher", 5000),
+        Row("operations_1024", "puts and gets of 1024 clients", "1/s", "higher", 5000, limit=_LIMIT),
+        Row("cpu_1024", "CPU of clients and servers for each of them", "µs", "lower"),
         Row("threads_1024", "threads of the library in a client process", "threads", "lower", 2),
         Row("controller_1024", "memory of the controller a client", "bytes", "lower"),
         Row("client_1024", "memory of a client", "bytes", "lower"),
@@ -35,6 +40,7 @@ def measure(peer: Peer, options: dict[str, Any]) -> dict[str, float]:
         result = measure_clients(clients, processes=max(1, (os.cpu_count() or 1) // 4), turns=5)
         found[f"operations_{clients}"] = float(result["operations_per_s"])
         if clients == 1024:
+            found["cpu_1024"] = float(result["cpu_us_per_operation"])
             found["threads_1024"] = float(result["threads"])
             found["controller_1024"] = float(result["server_bytes_per_client"]["controller"])
             found["client_1024"] = float(result["client_bytes_per_client"])

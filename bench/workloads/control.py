@@ -19,24 +19,32 @@ from bench.peers.queue import Queue
 from bench.workloads import Row, Workload
 
 IN_FLIGHT = 16
+
+
+def _rows(rows: int, unit: str, target: float) -> tuple[Row, ...]:
+    speeds, costs = [], []
+    for name, what in (("insert", "insert"), ("ready", "put of one number a row"), ("fetch", "fetch")):
+        metric, title = f"{name}_{rows}", f"{what}, {rows} row{'s' if rows > 1 else ''} a request"
+        limit = (
+            f"The client's process alone computes {{control/ours/{metric}_cpu}} for each {unit}, on one core; "
+            "controller and storage units share the other cores, and the client's where there are no others."
+        )
+        speeds.append(Row(metric, title, f"{unit}s/s", "higher", target, limit=limit))
+        costs.append(Row(f"{metric}_cpu", f"client's CPU for each {unit}: {title}", "µs", "lower", judged=False))
+    return (*speeds, *costs)
+
+
 WORKLOAD = Workload(
     "Control plane",
     ("ours", "upstream"),
-    (
-        Row("insert_1", "insert, 1 row a request", "requests/s", "higher", 5000),
-        Row("ready_1", "put of one number, 1 row a request", "requests/s", "higher", 5000),
-        Row("fetch_1", "fetch, 1 row a request", "requests/s", "higher", 5000),
-        Row("insert_1024", "insert, 1024 rows a request", "rows/s", "higher", 3e6),
-        Row("ready_1024", "put of one number a row, 1024 rows a request", "rows/s", "higher", 3e6),
-        Row("fetch_1024", "fetch, 1024 rows a request", "rows/s", "higher", 3e6),
-    ),
+    (*_rows(1, "request", 5000), *_rows(1024, "row", 3e6)),
     repetitions=3,
 )
 _numbers = itertools.count()
 
 
-async def _all(work: Callable[[int], Awaitable[Any]], count: int) -> tuple[list[Any], float]:
-    """Results of ``work(0..count)`` and the seconds they took."""
+async def _all(work: Callable[[int], Awaitable[Any]], count: int) -> tuple[list[Any], float, float]:
+    """Results of ``work(0..count)``, the seconds they took, and those of this process's CPU."""
     results: list[Any] = [None] * count
     numbers = iter(range(count))
 
@@ -44,19 +52,19 @@ async def _all(work: Callable[[int], Awaitable[Any]], count: int) -> tuple[list[
         for number in numbers:
             results[number] = await work(number)
 
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
-    return results, time.perf_counter() - start
+    return results, time.perf_counter() - start, time.process_time() - busy
 
 
 async def _operations(client: Any, rows: int, count: int) -> dict[str, float]:
     partition = f"control-{next(_numbers)}"
     field = TensorDict({"x": torch.zeros(rows, dtype=torch.int64)}, batch_size=[rows])
-    metas, inserting = await _all(
+    metas, inserting, insert_cpu = await _all(
         lambda _: client.async_get_meta(["x"], rows, partition, mode="insert", task_name="t"), count
     )
-    _, putting = await _all(lambda number: client.async_put(field, metadata=metas[number]), count)
-    fetched, fetching = await _all(
+    _, putting, ready_cpu = await _all(lambda number: client.async_put(field, metadata=metas[number]), count)
+    fetched, fetching, fetch_cpu = await _all(
         lambda _: client.async_get_meta(["x"], rows, partition, mode="fetch", task_name="t"), count
     )
     indexes = {index for meta in fetched for index in meta.global_indexes}
@@ -68,6 +76,9 @@ async def _operations(client: Any, rows: int, count: int) -> dict[str, float]:
         f"insert_{rows}": scale / inserting,
         f"ready_{rows}": scale / putting,
         f"fetch_{rows}": scale / fetching,
+        f"insert_{rows}_cpu": insert_cpu / scale * 1e6,
+        f"ready_{rows}_cpu": ready_cpu / scale * 1e6,
+        f"fetch_{rows}_cpu": fetch_cpu / scale * 1e6,
     }
 
 

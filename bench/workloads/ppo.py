@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 from bench.peers.base import Peer
 from bench.protocol import PeerProcess
-from bench.workloads import Row, Workload
+from bench.workloads import Against, Row, Workload
 
 WORKERS = {"full": 8, "smoke": 2}
 ROWS = {"full": 1024, "smoke": 64}
@@ -42,16 +42,24 @@ STAGES = (
     Stage("adv", ("rewards", "old_log_prob"), ("advantages", "returns")),
     Stage("update_actor", (*INPUTS, "rewards", "old_log_prob", "advantages", "returns"), ()),
 )
+_COPIES = (
+    "One thread that only copies the bytes takes {ppo/memcpy/update_actor} for update_actor, {ppo/memcpy/total} in all."
+)
 WORKLOAD = Workload(
     "One PPO step, 8 workers, 1024 rows",
     ("ours", "upstream", "ray_driver", "dataproto_driver", "memcpy"),
     (
         *(Row(stage.name, f"PPO step: {stage.name}", "s", "lower") for stage in STAGES[:-1]),
-        Row("update_actor", "PPO step: update_actor", "s", "lower", 0.12),
-        Row("total", "PPO step: total", "s", "lower", 0.65),
+        Row("update_actor", "PPO step: update_actor", "s", "lower", 0.12, limit=_COPIES),
+        Row("total", "PPO step: total", "s", "lower", 0.65, limit=_COPIES),
     ),
     repetitions=3,
     interleaved=False,
+    against=(
+        Against("update_actor", "update_actor: against a Ray driver", "ours", "dataproto_driver", 15.0, _COPIES),
+        Against("update_actor", "update_actor: against the release", "ours", "upstream", 4.0, _COPIES),
+        Against("total", "whole step: against the release", "ours", "upstream", 3.0, _COPIES),
+    ),
 )
 _steps = itertools.count()
 

@@ -10,14 +10,19 @@ from typing import Any
 from bench.peers.base import Peer
 from bench.workloads import Row, Workload
 
+_LIMIT = (
+    "The caller waits for a storage unit and for the controller, two processes. A call that hands one message to the "
+    "thread with the event loop, which sends it to one other process and gets it back, takes {limits/machine/call_p50} "
+    "here by itself (p99 {limits/machine/call_p99}), and the message alone {limits/machine/round_trip_p50}."
+)
 WORKLOAD = Workload(
     "1 KB put and get",
     ("ours", "upstream", "ray_store", "redis_server"),
     (
-        Row("put_p50", "1 KB put, p50", "ms", "lower", 0.3),
-        Row("put_p99", "1 KB put, p99", "ms", "lower", 1.0),
-        Row("get_p50", "1 KB get, p50", "ms", "lower", 0.3),
-        Row("get_p99", "1 KB get, p99", "ms", "lower", 1.0),
+        Row("put_p50", "1 KB put, p50", "ms", "lower", 0.3, limit=_LIMIT),
+        Row("put_p99", "1 KB put, p99", "ms", "lower", 1.0, judged=False, limit=_LIMIT),
+        Row("get_p50", "1 KB get, p50", "ms", "lower", 0.3, limit=_LIMIT),
+        Row("get_p99", "1 KB get, p99", "ms", "lower", 1.0, judged=False, limit=_LIMIT),
     ),
 )
 

@@ -26,6 +26,7 @@ from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.ray_placement import RaySettings
 from transfer_queue.sampler import BaseSampler
 from transfer_queue.storage.registered.registry import StorageBootstrapProvider, StorageManagerFactory
+from transfer_queue.storage.registry import packaged_backends
 
 __all__ = [
     "MissingSectionError",
@@ -89,11 +90,13 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     if kind == "RayStore" and not allow_ray:
         raise ConfigError("backend.storage_backend: 'RayStore' needs Ray; call ray.init() before transfer_queue.init()")
     registered = kind not in _KINDS and StorageManagerFactory.stores_by_itself(kind)
-    if kind not in _KINDS and not registered:
+    packaged = kind not in _KINDS and not registered and kind in packaged_backends()
+    if kind not in _KINDS and not registered and not packaged:
         raise ConfigError(
             f"backend.storage_backend: {kind!r} cannot be started by init(); start its servers as docs/backends.md "
-            "says and attach through TQ_CONFIG_FILE, or use SimpleStorage. A backend of your own is a "
-            "StorageManager registered under this name, or a package with the entry-point group transfer_queue.backends"
+            "says and attach through TQ_CONFIG_FILE, or use SimpleStorage. A backend of your own is a StorageManager "
+            "registered under this name, or of a package with the entry-point group transfer_queue.backends; packages "
+            f"installed here bring: {', '.join(sorted(packaged_backends())) or 'none'}"
         )
     simple = merged.backend.SimpleStorage
     capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
@@ -109,6 +112,8 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     plan = replace(plan, controller=controller, layout=merged.layout)
     if registered:
         return _with_manager(plan, kind, merged.backend[kind])
+    if packaged:
+        return plan.with_backend_kind(kind).with_backend_settings(_plain_section(kind, merged.backend[kind]))
     if kind == "SimpleStorage":
         return _with_spill(plan, simple.ssd_offload)
     plan = plan.with_backend_kind(_KINDS[kind])
@@ -117,6 +122,18 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
 
 def _with_manager(plan: LocalPlan, name: str, section: Any) -> LocalPlan:
     """One storage unit, which keeps the account of what lies in the manager's store."""
+    plain = _plain_section(name, section)
+    try:
+        capacity = cast("int", parse_bytes(plain.get("unit_capacity", _UNLIMITED)))
+    except ValueError as error:
+        raise ConfigError(f"backend.{name}.unit_capacity: {error}") from None
+    units = tuple(unit.model_copy(update={"capacity": capacity}) for unit in plan.units)
+    plan = replace(plan, units=units).with_backend_kind("registered")
+    return plan.with_backend_settings({"manager": name, "section": plain})
+
+
+def _plain_section(name: str, section: Any) -> dict[str, Any]:
+    """Settings of a backend that only its own code knows."""
     where = f"backend.{name}"
     plain = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else (section or {})
     if not isinstance(plain, dict):
@@ -125,13 +142,7 @@ def _with_manager(plan: LocalPlan, name: str, section: Any) -> LocalPlan:
         msgspec.json.encode(plain)
     except TypeError as error:
         raise ConfigError(f"{where}: other processes get these settings too, so they must be plain: {error}") from None
-    try:
-        capacity = cast("int", parse_bytes(plain.get("unit_capacity", _UNLIMITED)))
-    except ValueError as error:
-        raise ConfigError(f"{where}.unit_capacity: {error}") from None
-    units = tuple(unit.model_copy(update={"capacity": capacity}) for unit in plan.units)
-    plan = replace(plan, units=units).with_backend_kind("registered")
-    return plan.with_backend_settings({"manager": name, "section": plain})
+    return cast("dict[str, Any]", plain)
 
 
 def _with_spill(plan: LocalPlan, section: Any) -> LocalPlan:

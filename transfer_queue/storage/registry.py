@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from transfer_queue.storage.base import Backend, BackendContext, StoreContext, UnitStore
 
-__all__ = ["ENTRY_POINT_GROUP", "backend_names", "backend_servers", "open_backend", "open_store"]
+__all__ = ["ENTRY_POINT_GROUP", "backend_names", "backend_servers", "open_backend", "open_store", "packaged_backends"]
 
 ENTRY_POINT_GROUP = "transfer_queue.backends"
 
@@ -66,8 +66,12 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
 
 def backend_names() -> list[str]:
     """Names that a queue may choose, sorted; without ``registered``, which stands for managers of programs' own."""
-    found = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    return sorted(found | set(_BUILT_IN) - {"registered"})
+    return sorted(packaged_backends() | set(_BUILT_IN) - {"registered"})
+
+
+def packaged_backends() -> set[str]:
+    """Names of the backends that installed packages bring; those of built-in ones cannot be taken."""
+    return {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)} - set(_BUILT_IN)
 
 
 async def open_backend(kind: str, context: BackendContext) -> Backend:

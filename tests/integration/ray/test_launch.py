@@ -297,6 +297,55 @@ def test_the_named_controller_answers_the_calls_of_earlier_releases(driver: RayC
     tq.close()
 
 
+@ray.remote(num_cpus=0.25)
+class OldWorker:
+    """What workers of 0.1.5 do: a client of their own for the controller that they were told, and no ``init``."""
+
+    def __init__(self, name: str, infos: dict[str, Any]) -> None:
+        self.client = tq.TransferQueueClient(name, infos["controller_info"])
+        self.client.initialize_storage_manager("AsyncSimpleStorageManager", infos)
+
+    def put(self, *rows: list[int]) -> list[int]:
+        return list(self.client.put(column(*rows), partition_id="step_0").global_indexes)
+
+
+@ray.remote(num_cpus=0.25)
+class OldAsyncWorker:
+    def __init__(self, name: str, infos: dict[str, Any]) -> None:
+        self.client = tq.AsyncTransferQueueClient(name, infos["controller_info"])
+        self.client.initialize_storage_manager("AsyncSimpleStorageManager", infos)
+
+    async def take(self, rows: int) -> tuple[bool, list[list[int]]]:
+        meta = await self.client.async_get_meta(["x"], rows, "step_0", task_name="train", timeout=60)
+        data = await self.client.async_get_data(meta)
+        return data["x"].is_nested, sorted(rows_of(data))
+
+
+def test_actors_use_a_queue_that_the_program_makes_of_actors_without_init(driver: RayCluster) -> None:
+    units = {
+        rank: SimpleStorageUnit.options(num_cpus=0.25).remote(1024, config={"unit_capacity": "16Mi"})
+        for rank in range(2)
+    }
+    controller = TransferQueueController.options(num_cpus=0.25).remote()
+    infos = {
+        "controller_info": process_zmq_server_info(controller),
+        "storage_unit_infos": process_zmq_server_info(units),
+    }
+    writers = [OldWorker.remote(f"writer{number}", infos) for number in range(2)]
+    taken = OldAsyncWorker.remote("reader", infos).take.remote(3)
+    put = ray.get([writer.put.remote([number, 1], [number, 2]) for number, writer in enumerate(writers)])
+    assert sorted(index % 4 for indexes in put for index in indexes) == [0, 1, 2, 3]
+    nested, rows = ray.get(taken)
+    assert not nested, "0.1.5 gives dense columns"
+    assert len(rows) == 3
+    assert all(row in ([0, 1], [0, 2], [1, 1], [1, 2]) for row in rows)
+    assert ray.get(controller.list_partitions.remote()) == ["step_0"]
+    _, consumed = ray.get(controller.get_consumption_status.remote("step_0", "train"))
+    assert sorted(consumed.tolist()) == [0, 1, 1, 1]
+    for server in (*units.values(), controller):
+        ray.get(server.shutdown.remote())
+
+
 def test_actors_of_a_program_are_placed_by_the_helpers_of_earlier_releases(driver: RayCluster) -> None:
     group = get_placement_group(2, num_cpus_per_actor=0.25)
     assert [bundle["CPU"] for bundle in group.bundle_specs] == [0.25, 0.25]

@@ -1,0 +1,57 @@
+"""A backend of an installed package of somebody else's, named in ``init(conf)``: nothing else is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.storage.conftest import ROOT
+
+PROGRAM = """
+import pathlib
+import redis
+import transfer_queue as tq
+from transfer_queue.storage.registry import backend_servers
+
+with backend_servers("redis", pathlib.Path.cwd()) as settings:
+    server = redis.Redis.from_url(settings["url"])
+    tq.init({"backend": {"storage_backend": "redis", "redis": {**settings%s}}})
+    for number in range(3):
+        tq.kv_put(f"k{number}", "train", {"x": number})
+    print("rows", list(tq.kv_batch_get(["k2", "k0"], "train")["x"]))
+    print("in redis", len(server.keys()) > 0)
+    tq.close()
+"""
+
+
+def run(program: str, package: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+    for name in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
+        environ.pop(name, None)
+    return subprocess.run([sys.executable, "-c", program], env=environ, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_program_names_the_backend_of_an_installed_package(redis_package: Path, tmp_path: Path) -> None:
+    done = run(PROGRAM % "", redis_package, tmp_path)
+    assert done.stdout == "rows [2, 0]\nin redis True\n", done.stderr
+
+
+def test_a_wrong_setting_is_named_as_the_package_names_it(redis_package: Path, tmp_path: Path) -> None:
+    done = run(PROGRAM % ", 'ulr': 1", redis_package, tmp_path)
+    assert done.returncode == 1
+    assert "ulr" in done.stderr.splitlines()[-1]
+
+
+def test_a_misspelt_name_is_refused_with_those_that_packages_bring(redis_package: Path, tmp_path: Path) -> None:
+    program = 'import transfer_queue as tq\ntq.init({"backend": {"storage_backend": "rediss", "rediss": {}}})'
+    done = run(program, redis_package, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("packages installed here bring: redis")
+
+
+def test_settings_that_no_other_process_can_be_told_are_refused(redis_package: Path, tmp_path: Path) -> None:
+    done = run(PROGRAM % ", 'url': object()", redis_package, tmp_path)
+    assert done.returncode == 1
+    assert "backend.redis" in done.stderr.splitlines()[-1]
