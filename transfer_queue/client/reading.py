@@ -123,17 +123,20 @@ class LoadedBatch:
 
     def decode(self, form: Form) -> TensorDict:
         """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
-        return self.decode_together([(np.arange(self.rows), self)], form)
+        return self.decode_together([(None, self)], form)
 
     @staticmethod
-    def decode_together(parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]], form: Form) -> TensorDict:
-        """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result."""
+    def decode_together(parts: Sequence[tuple[NDArray[np.int64] | None, LoadedBatch]], form: Form) -> TensorDict:
+        """Batches of the same fields as one: row ``i`` of a part is row ``positions[i]`` of the result.
+
+        ``positions`` None: there is one part, and its rows are in order.
+        """
         first = parts[0][1]
         schemas = [schema for schema in first._batch.fields if schema.name in first._fields]
         try:
             pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
             for positions, part in parts:
-                part._add_pieces(pieces, None if len(parts) == 1 else positions)
+                part._add_pieces(pieces, positions)
             rows = sum(part.rows for _, part in parts)
             own = all(part.is_own for _, part in parts)
             least_view = sum(part.nbytes for _, part in parts) // _MOST_KEPT if own and not form.zero_copy else 0
