@@ -111,8 +111,8 @@ class IoThread:
         task = self.loop.create_task(work)
         outcome.task = task
         self._tasks.add(task)
-        task.add_done_callback(finished)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(finished)  # last: whoever it wakes wants the GIL
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)

@@ -123,7 +123,7 @@ class LoadedBatch:
 
     def decode(self, form: Form) -> TensorDict:
         """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
-        return LoadedBatches([(np.arange(self.rows), self)]).decode(form)
+        return LoadedBatches([(None, self)]).decode(form)
 
     @property
     def schemas(self) -> list[FieldSchema]:
@@ -171,9 +171,12 @@ class LoadedBatch:
 
 
 class LoadedBatches:
-    """Batches of the same fields that make one: row ``i`` of a part is row ``positions[i]`` of it. As `LoadedBatch`."""
+    """Batches of the same fields that make one: row ``i`` of a part is row ``positions[i]`` of it. As `LoadedBatch`.
 
-    def __init__(self, parts: Sequence[tuple[NDArray[np.int64], LoadedBatch]]) -> None:
+    Positions None: there is one part, and its rows are in order.
+    """
+
+    def __init__(self, parts: Sequence[tuple[NDArray[np.int64] | None, LoadedBatch]]) -> None:
         self._parts = parts
 
     @property
@@ -189,7 +192,7 @@ class LoadedBatches:
         try:
             pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
             for positions, part in self._parts:
-                part.add_pieces(pieces, None if len(self._parts) == 1 else positions)
+                part.add_pieces(pieces, positions)
             own = all(part.is_own for _, part in self._parts)
             least_view = self.nbytes // _MOST_KEPT if own and not form.zero_copy else 0
             return _decoded(pieces, self.rows, schemas, form, copy=not (form.zero_copy or own), least_view=least_view)

@@ -301,8 +301,9 @@ class _Assembly:
             return self.placed(column, dtype, [n, *fixed])
         extents = column.extents
         if extents is None:
-            extents, axes, fixed = np.full((n, 1), fixed[0], np.int64), [0], fixed[1:]
-        elif self.layout == "dense" and n and (extents == extents[0]).all():
+            offsets, bounds = self.shared_offsets(np.full(n, fixed[0], np.int64))
+            return jagged(self.placed(column, dtype, [n * fixed[0], *fixed[1:]]), offsets, 1, bounds)
+        if self.layout == "dense" and n and (extents == extents[0]).all():
             uniform = _uniform(column, dtype, axes, extents[0].tolist())
             return uniform if self.device is None else uniform.to(self.device, non_blocking=True)
         if len(axes) > 1:

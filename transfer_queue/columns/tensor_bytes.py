@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -41,11 +42,11 @@ def tensor_to_bytes(tensor: torch.Tensor, where: str) -> Bytes:
         raise InvalidInputError(f"{where}: {tensor.layout} tensors cannot be stored; use .to_dense()")
     if tensor.device.type == "meta":
         raise InvalidInputError(f"{where}: a meta tensor has no data to store")
-    plain = tensor.dtype in _OF_NUMPY and tensor.device.type == "cpu" and tensor.is_contiguous()
-    if plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
+    if tensor.dtype in _OF_NUMPY and tensor.device.type == "cpu" and tensor.is_contiguous():
         # One call of torch instead of eight, each of which gives the GIL away and has to win it back.
-        own: Bytes = tensor.numpy().reshape(-1).view(np.uint8)
-        return own
+        with suppress(RuntimeError):  # it requires grad, or is to be read as conjugated or negated
+            own: Bytes = tensor.numpy().reshape(-1).view(np.uint8)
+            return own
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     array: Bytes = flat.view(torch.uint8).numpy()
     return array
@@ -61,10 +62,10 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> 
     count = data.nbytes // dtype.itemsize
     if count * dtype.itemsize != data.nbytes:
         raise ValueError(f"{data.nbytes} bytes are not a whole number of {dtype} elements")
-    flat = torch.from_numpy(data).view(dtype) if count else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
     expected = 1
     for size in shape:
         expected *= size
     if expected != count or any(size < 0 for size in shape):
         raise ValueError(f"{count} elements do not make a tensor of shape {tuple(shape)}")
-    return flat.view(tuple(shape))
+    return flat if len(shape) == 1 else flat.view(tuple(shape))
