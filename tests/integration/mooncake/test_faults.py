@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.integration.mooncake.conftest import (
     FREE_PORTS,
@@ -20,6 +24,7 @@ from tests.integration.mooncake.conftest import (
     settings_of,
 )
 from tests.waiting import wait_until
+from transfer_queue.columns.tensors import encode
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -121,6 +126,31 @@ async def test_silent_master_neither_blocks_the_caller_nor_leaves_a_given_up_blo
         await eventually(only_the_first, AssertionError)
         # Every buffer came back: one as long as all of them can be taken.
         (await backend.pool.take(backend.pool.limit, asyncio.get_running_loop().time() + 5)).release()
+
+
+async def test_memory_of_a_put_that_was_given_up_stays_until_the_engine_lets_go_of_it(
+    master: MasterEndpoints, start_unit: StartUnit, run: str
+) -> None:
+    unit = start_unit(settings_of(master), 4)
+    values = np.zeros((64, MIB // 2), np.uint8)
+    memory = weakref.ref(values)
+    block = encode({"x": torch.from_numpy(values)})
+    async with client(settings_of(master, callTimeout=1), run) as backend:
+        unit.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(ConnectionLostError, match="did not answer within 1 s"):
+                await backend.put(block, 1, unit.info, wait_s=5)
+            del block, values
+            gc.collect()
+            assert memory() is not None
+        finally:
+            unit.process.send_signal(signal.SIGCONT)
+
+        async def is_gone() -> None:
+            gc.collect()
+            assert memory() is None
+
+        await eventually(is_gone, AssertionError)
 
 
 async def test_killed_unit_gives_an_error_that_lists_the_keys(

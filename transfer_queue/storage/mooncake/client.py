@@ -34,6 +34,7 @@ from transfer_queue.storage.mooncake.ranges import (
     wanted_ranges,
 )
 from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings, role_from
+from transfer_queue.storage.mooncake.sources import IN_PLACE_BYTES, Source, in_place, packed
 from transfer_queue.storage.mooncake.store import Store, open_store
 
 __all__ = ["MooncakeBackend", "open_backend"]
@@ -64,10 +65,10 @@ class _Fetched:
 
 @dataclass(eq=False)
 class _Write:
-    """Values to be stored on a unit, in memory of ``lease``; ``fill`` writes them there."""
+    """Values to be stored on a unit, each as pieces, some in memory of ``lease``; ``fill`` writes them there."""
 
     unit: UnitInfo
-    values: dict[str, Bytes]
+    values: dict[str, list[Bytes]]
     lease: Lease
     outcome: asyncio.Future[dict[str, int]]
     fill: Callable[[Bytes], None] | None = None
@@ -75,7 +76,7 @@ class _Write:
 
     @property
     def nbytes(self) -> int:
-        return sum(value.nbytes for value in self.values.values())
+        return sum(piece.nbytes for value in self.values.values() for piece in value)
 
     def filled(self) -> bool:
         """Fill the memory; an error is kept for the put, it does not concern the others."""
@@ -135,30 +136,39 @@ class MooncakeBackend:
         deadline = self._loop.time() + wait_s
         parts = parts_of(self._context.run, block_id, nbytes, self._settings.part_bytes)
         try:
-            if nbytes <= self.pool.limit // 2:
-                await self._put_group(parts, block.write_into, unit, deadline, wait_s)
-            else:  # too long for the buffers: through a window, a few parts at a time
+            # A block that is too long for the buffers goes through a window, a few parts at a time.
+            fits = nbytes <= self.pool.limit // 2
+            groups = [parts] if fits else _groups(parts, self._settings.part_bytes)
+            if self._store.sends_in_place and nbytes >= IN_PLACE_BYTES:
+                segments = await self._call(lambda: deque(np.frombuffer(part, np.uint8) for part in block.segments()))
+                for group in groups:
+                    source = await self._call(partial(in_place, group, segments))
+                    await self._put_group(source, unit, deadline, wait_s)
+            elif fits:
+                await self._put_group(packed(parts, block.write_into), unit, deadline, wait_s)
+            else:
                 rest: deque[Any] = deque(block.segments())
-                for group in _groups(parts, self._settings.part_bytes):
-                    await self._put_group(group, lambda target: copy_into(target, rest), unit, deadline, wait_s)
+                for group in groups:
+                    source = packed(group, lambda target: copy_into(target, rest))
+                    await self._put_group(source, unit, deadline, wait_s)
         except BaseException:
             # After whatever the worker still does for this put, also if the caller has given up.
             self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
             raise
         return nbytes
 
-    async def _put_group(
-        self, parts: list[Part], fill: Callable[[Bytes], None], unit: UnitInfo, deadline: float, wait_s: float
-    ) -> None:
-        """Store consecutive parts, which ``fill`` writes into a buffer."""
-        base, total = parts[0].start, parts[-1].stop - parts[0].start
+    async def _put_group(self, source: Source, unit: UnitInfo, deadline: float, wait_s: float) -> None:
+        """Store consecutive parts."""
+        needed = source.buffer_bytes
         try:
-            lease = await self.pool.take(total, max(deadline, self._loop.time() + self._settings.call_timeout))
+            lease = await self.pool.take(needed, max(deadline, self._loop.time() + self._settings.call_timeout))
         except asyncio.TimeoutError:
-            raise CapacityError(f"no buffer for {total} bytes: {self._exhausted()}") from None
+            raise CapacityError(f"no buffer for {needed} bytes: {self._exhausted()}") from None
         try:
-            values = {part.key: lease.array[part.start - base : part.stop - base] for part in parts}
-            failed = await self._write(_Write(unit, values, lease, self._loop.create_future(), fill))
+            values = source.values(lease.array)
+            first = _Write(unit, values, lease, self._loop.create_future(), source.fill)
+            total = first.nbytes
+            failed = await self._write(first)
             delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
             while failed:
                 code, keys = min(failed.values()), list(failed)
@@ -227,7 +237,7 @@ class MooncakeBackend:
         The engine takes another segment when the wanted one is full. Blocks that lie elsewhere than the controller
         believes would be lost unnoticed with that other unit.
         """
-        values: dict[str, Bytes] = {}
+        values: dict[str, list[Bytes]] = {}
         for write in batch:
             if write.filled():
                 values.update(write.values)
