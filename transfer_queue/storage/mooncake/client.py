@@ -49,6 +49,10 @@ _HEAL_S = (0.05, 0.2, 0.5)
 _FETCH_ALIGN = 64
 
 
+class _UnregisteredError(Exception):
+    """The memory of a put could not be registered."""
+
+
 class _Fetched:
     """Views over a registered buffer, or over memory of their own."""
 
@@ -138,13 +142,12 @@ class MooncakeBackend:
         try:
             # A block that is too long for the buffers goes through a window, a few parts at a time.
             fits = nbytes <= self.pool.limit // 2
-            groups = [parts] if fits else _groups(parts, self._settings.part_bytes)
+            groups = [parts] if fits else list(_groups(parts, self._settings.part_bytes))
             if self._store.sends_in_place and nbytes >= IN_PLACE_BYTES:
-                segments = await self._call(lambda: deque(np.frombuffer(part, np.uint8) for part in block.segments()))
-                for group in groups:
-                    source = await self._call(partial(in_place, group, segments))
-                    await self._put_group(source, unit, deadline, wait_s)
-            elif fits:
+                with suppress(_UnregisteredError):  # then all of it goes through buffers
+                    await self._put_in_place(block, groups, unit, deadline, wait_s)
+                    return nbytes
+            if fits:
                 await self._put_group(packed(parts, block.write_into), unit, deadline, wait_s)
             else:
                 rest: deque[Any] = deque(block.segments())
@@ -156,6 +159,14 @@ class MooncakeBackend:
             self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
             raise
         return nbytes
+
+    async def _put_in_place(
+        self, block: EncodedBlock, groups: list[list[Part]], unit: UnitInfo, deadline: float, wait_s: float
+    ) -> None:
+        segments = await self._call(lambda: deque(np.frombuffer(part, np.uint8) for part in block.segments()))
+        for group in groups:
+            source = await self._call(partial(in_place, group, segments))
+            await self._put_group(source, unit, deadline, wait_s)
 
     async def _put_group(self, source: Source, unit: UnitInfo, deadline: float, wait_s: float) -> None:
         """Store consecutive parts."""
@@ -188,6 +199,8 @@ class MooncakeBackend:
                         min(delay, max(0.0, deadline - self._loop.time())),
                         min(2 * delay, _WAIT_FOR_SPACE_S[1]),
                     )
+                elif code == codes.UNREGISTERED:
+                    raise _UnregisteredError
                 else:
                     raise _lost(code, keys)
                 await asyncio.sleep(pause)
