@@ -8,7 +8,7 @@ from math import log10
 from typing import Any
 
 from bench.protocol import ROOT
-from bench.workloads import Row, workload
+from bench.workloads import Row, Share, workload
 
 LABELS = {
     "ours": "TransferQueue",
@@ -18,6 +18,7 @@ LABELS = {
     "upstream": "TransferQueue 0.1 (PyPI)",
     "upstream_mooncake": "TransferQueue 0.1 (PyPI), MooncakeStore",
     "mooncake_raw": "Mooncake alone",
+    "mooncake_packed": "Mooncake alone, packing included",
     "ray_store": "Ray, numpy columns",
     "ray_driver": "Ray driver, no queue: TensorDict",
     "dataproto_driver": "Ray driver, no queue: DataProto",
@@ -64,6 +65,21 @@ def advantage(results: dict[str, Any], name: str, row: Row, rival: str) -> float
     return ours / theirs if row.better == "higher" else theirs / ours
 
 
+def share(results: dict[str, Any], name: str, of: Share) -> tuple[bool, str]:
+    """Whether ours has the wanted share of another peer's figure, and a sentence that says so."""
+    plan = workload(name)
+    row = next(row for row in plan.rows if row.metric == of.metric)
+    ours, theirs = (median(results, name, peer, of.metric) for peer in (plan.ours, of.peer))
+    if not ours or not theirs:
+        return False, f"{row.title}: no result beside {LABELS[of.peer]}"
+    reached = ours >= of.least * theirs
+    said = f"{row.title}: {number(ours / theirs)} times {LABELS[of.peer]}, target {number(of.least)}"
+    bound = median(results, name, of.bound, of.metric) if of.bound else None
+    if not reached and bound and of.bound:
+        said += f"; {LABELS[of.bound]}, which ours runs on, reached {number(bound / theirs)} times"
+    return reached, said
+
+
 def _when(of: dict[str, Any]) -> str:
     at = of.get("at")
     measured = f" Measured {at['started']}, commit {at['commit']}." if at else ""
@@ -83,6 +99,9 @@ def table(results: dict[str, Any]) -> str:
             better = advantage(results, name, row, plan.rival)
             times = f"{number(better)}x" if better else ""
             lines += [f"| {row.title} | {row.unit} | {verdict(results, name, row)} | {cells} | {times} |"]
+        for of_peer in plan.shares:
+            reached, said = share(results, name, of_peer)
+            lines += ["", f"{said} ({'reached' if reached else '**missed**'})."]
         lines += ["", *(f"{LABELS[peer]} failed: `{error[:300]}`" for peer, error in of["failed"].items()), ""]
     return "\n".join(lines)
 
@@ -96,6 +115,8 @@ def missed(results: dict[str, Any]) -> list[str]:
                 value = median(results, name, workload(name).ours, row.metric)
                 shown = "no result" if value is None else f"{number(value)} {row.unit}"
                 lines.append(f"{row.title}: {shown}, target {number(row.target or 0)} {row.unit}")
+        said = (share(results, name, each) for each in workload(name).shares)
+        lines += [sentence for reached, sentence in said if not reached]
     return lines
 
 
@@ -156,7 +177,8 @@ Peers: {", ".join(f"{name} {version}" for name, version in peers.items())}.
 ![Times better than the release on PyPI](benchmarks.svg)
 
 Ray's get is a read-only view of shared memory; ours and the others give memory that is the reader's own. A put of
-memcpy goes into warm memory, its get into new memory.
+memcpy goes into warm memory, its get into new memory. {LABELS["mooncake_raw"]} puts from and gets into a buffer that
+was registered before and holds the batch already; {LABELS["mooncake_packed"]} copies the user's arrays into it first.
 
 ## Short of the target
 

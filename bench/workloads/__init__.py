@@ -34,6 +34,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What ours has to reach of another peer's figure in the same run; ``bound``: a peer that ours cannot outdo, as
+    it is what ours runs on."""
+
+    metric: str
+    peer: str
+    least: float
+    bound: str | None = None
+
+
+@dataclass(frozen=True)
 class Workload:
     title: str
     peers: tuple[str, ...]
@@ -45,6 +56,7 @@ class Workload:
     """The peer that is this checkout."""
     rival: str = "upstream"
     """The peer that ratios are printed against."""
+    shares: tuple[Share, ...] = ()
 
     def compared(self, scale: str) -> tuple[str, ...]:
         """Who runs at this scale: in the smoke run only ours and its rival."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.data import Batch, nbytes
 from bench.peers.base import Peer
-from bench.workloads import Row, Workload
+from bench.workloads import Row, Share, Workload
 
 _prepared: dict[str, Any] = {}
 
@@ -47,14 +47,21 @@ def over_tcp(name: str, title: str, target: float) -> Workload:
     )
 
 
-def through_mooncake(name: str, title: str) -> Workload:
-    """The workload ``name`` through Mooncake over TCP, beside Mooncake itself."""
+def through_mooncake(name: str, title: str, times: float | None = None) -> Workload:
+    """The workload ``name`` through Mooncake over TCP, beside Mooncake itself, without and with packing.
+
+    ``times``: how many times as fast as the release on PyPI a put and a get have to be.
+    """
     return Workload(
         f"{title}, through Mooncake over TCP",
-        ("ours_mooncake", "upstream_mooncake", "mooncake_raw"),
+        ("ours_mooncake", "upstream_mooncake", "mooncake_raw", "mooncake_packed"),
         _rows(name, "Mooncake", None),
         ours="ours_mooncake",
         rival="upstream_mooncake",
+        shares=(
+            *(Share(metric, "mooncake_raw", 0.8) for metric in ("put", "get", "both")),
+            *(() if times is None else (Share("both", "upstream_mooncake", times, bound="mooncake_raw"),)),
+        ),
     )
 
 
