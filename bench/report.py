@@ -19,6 +19,7 @@ LABELS = {
     "upstream": "TransferQueue 0.1 (PyPI)",
     "upstream_mooncake": "TransferQueue 0.1 (PyPI), MooncakeStore",
     "mooncake_raw": "Mooncake alone",
+    "mooncake_packed": "Mooncake alone, packing included",
     "ray_store": "Ray, numpy columns",
     "ray_driver": "Ray driver, no queue: TensorDict",
     "dataproto_driver": "Ray driver, no queue: DataProto",

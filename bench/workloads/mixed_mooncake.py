@@ -7,4 +7,4 @@ from bench.workloads.mixed import measure
 
 __all__ = ["WORKLOAD", "measure"]
 
-WORKLOAD = through_mooncake("mixed", "Mixed batch, 252 MB")
+WORKLOAD = through_mooncake("mixed", "Mixed batch, 252 MB", times=4.0)

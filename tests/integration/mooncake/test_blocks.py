@@ -103,6 +103,36 @@ async def test_block_of_four_times_the_buffers_goes_through_in_parts_and_is_free
             await backend.get([BlockRead(units[1].info, 1)], timeout_s=5)
 
 
+async def test_long_columns_are_sent_from_their_own_memory(
+    master: MasterEndpoints, units: list[Unit], run: str
+) -> None:
+    block = block_of_bytes(96 * MIB)
+    async with client(settings_of(master), run) as backend:
+        await backend.put(block, 1, units[0].info, wait_s=5)
+        assert backend.pool.registered <= 64 * MIB  # not a copy of the block
+        fetched = await backend.get([BlockRead(units[0].info, 1, nbytes=block.nbytes)], timeout_s=30)
+        assert raw_bytes(fetched.blocks[0].view) == bytes(block.to_bytes())
+        fetched.release()
+        await backend.discard(1, units[0].info)
+
+
+async def test_memory_that_a_put_has_twice_or_that_is_a_buffer_of_a_get_is_sent(
+    master: MasterEndpoints, units: list[Unit], run: str
+) -> None:
+    """The engine refuses to register memory that overlaps with what is registered."""
+    rows = torch.randint(0, 256, (64, MIB // 8), dtype=torch.uint8)
+    overlapping = encode({"head": rows[:40], "same": rows[:40], "tail": rows[24:], "text": ["word"] * 40})
+    async with client(settings_of(master), run) as backend:
+        await put_and_get_back(backend, units[0], overlapping, 1)
+        fetched = await backend.get([BlockRead(units[0].info, 1)], timeout_s=30)
+        await put_and_get_back(backend, units[1], fetched.blocks[0].view.select(None, None), 2)
+        fetched.release()
+        other = encode({"head": rows[:40]})
+        await asyncio.gather(*(put_and_get_back(backend, units[0], each, 3 + n) for n, each in enumerate([other] * 3)))
+        for number in range(1, 6):
+            await backend.discard(number, units[number == 2].info)
+
+
 async def test_missing_blocks_are_listed(master: MasterEndpoints, units: list[Unit], run: str) -> None:
     async with client(settings_of(master), run) as backend:
         await backend.put(block_of_bytes(640), 1, units[0].info, wait_s=5)

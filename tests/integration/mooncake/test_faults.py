@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.integration.mooncake.conftest import (
     FREE_PORTS,
@@ -20,6 +25,7 @@ from tests.integration.mooncake.conftest import (
     settings_of,
 )
 from tests.waiting import wait_until
+from transfer_queue.columns.tensors import encode
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -34,6 +40,17 @@ from transfer_queue.storage.mooncake.settings import MasterSettings, parse_setti
 from transfer_queue.storage.mooncake.store import open_store
 
 StartUnit = Callable[..., Unit]
+
+
+class Overridden:
+    """An object with some of its methods replaced."""
+
+    def __init__(self, other: Any, **methods: Callable[..., Any]) -> None:
+        self._other = other
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
 
 
 def same_ports(endpoints: MasterEndpoints) -> dict[str, Any]:
@@ -94,6 +111,27 @@ async def test_killed_master_gives_errors_within_the_timeout(
             await backend.get([BlockRead(unit.info, 1, nbytes=block.nbytes)], timeout_s=0.5)
 
 
+async def test_puts_do_not_need_the_metadata_server_once_buffers_are_registered(
+    master: MasterEndpoints, start_unit: StartUnit, run: str
+) -> None:
+    unit = start_unit(settings_of(master), 6)
+    async with client(settings_of(master), run) as backend:
+        block = block_of_bytes(16 * MIB)
+        await backend.put(block_of_bytes(MIB), 1, unit.info, wait_s=5)
+
+        def refused(*_: int) -> int:
+            return -600  # as the engine does when its metadata server is away
+
+        engine = backend._store._raw
+        backend._store._raw = Overridden(engine, register_buffer=refused)
+        small = backend.put(block_of_bytes(MIB // 2), 3, unit.info, wait_s=5)
+        await asyncio.gather(backend.put(block, 2, unit.info, wait_s=5), small)
+        backend._store._raw = engine
+        fetched = await backend.get([BlockRead(unit.info, 2, nbytes=block.nbytes)], timeout_s=30)
+        assert bytes(fetched.blocks[0].view.select(None, None).to_bytes()) == bytes(block.to_bytes())
+        fetched.release()
+
+
 async def test_silent_master_neither_blocks_the_caller_nor_leaves_a_given_up_block(
     own_master: MasterProcess, start_unit: StartUnit, run: str
 ) -> None:
@@ -121,6 +159,61 @@ async def test_silent_master_neither_blocks_the_caller_nor_leaves_a_given_up_blo
         await eventually(only_the_first, AssertionError)
         # Every buffer came back: one as long as all of them can be taken.
         (await backend.pool.take(backend.pool.limit, asyncio.get_running_loop().time() + 5)).release()
+
+
+async def test_memory_of_a_put_that_was_given_up_stays_until_the_engine_lets_go_of_it(
+    master: MasterEndpoints, start_unit: StartUnit, run: str
+) -> None:
+    unit = start_unit(settings_of(master), 4)
+    values = np.zeros((64, MIB // 2), np.uint8)
+    memory = weakref.ref(values)
+    block = encode({"x": torch.from_numpy(values)})
+    async with client(settings_of(master, callTimeout=1), run) as backend:
+        unit.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(ConnectionLostError, match="did not answer within 1 s"):
+                await backend.put(block, 1, unit.info, wait_s=5)
+            del block, values
+            gc.collect()
+            assert memory() is not None
+        finally:
+            unit.process.send_signal(signal.SIGCONT)
+
+        async def is_gone() -> None:
+            gc.collect()
+            assert memory() is None
+
+        await eventually(is_gone, AssertionError)
+
+
+async def test_waiting_for_a_long_transfer_leaves_the_processor_to_the_transfer(
+    master: MasterEndpoints, start_unit: StartUnit, run: str
+) -> None:
+    """The engine polls while it waits; nothing but the thread that does gets the lower priority."""
+
+    def priorities() -> list[int]:
+        found = []
+        for task in os.listdir("/proc/self/task"):
+            with suppress(ProcessLookupError):  # ended meanwhile
+                found.append(os.getpriority(os.PRIO_PROCESS, int(task)))
+        return found
+
+    async def lowered(count: int) -> None:
+        assert sum(priority > usual for priority in priorities()) == count
+
+    unit = start_unit(settings_of(master), 5)
+    block = block_of_bytes(32 * MIB)
+    async with client(settings_of(master), run) as backend:
+        usual = max(priorities())
+        unit.process.send_signal(signal.SIGSTOP)
+        try:
+            put = asyncio.create_task(backend.put(block, 1, unit.info, wait_s=5))
+            await eventually(lambda: lowered(1), AssertionError)
+        finally:
+            unit.process.send_signal(signal.SIGCONT)
+        await put
+        await eventually(lambda: lowered(0), AssertionError)
+        await backend.discard(1, unit.info)
 
 
 async def test_killed_unit_gives_an_error_that_lists_the_keys(

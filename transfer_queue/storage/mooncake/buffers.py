@@ -6,14 +6,14 @@ import asyncio
 import mmap
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bytes", "Lease", "RegisteredPool", "address_of", "copy_into"]
+__all__ = ["Bytes", "Lease", "RegisteredPool", "address_of", "copy_into", "merged_spans"]
 
 Bytes = NDArray[np.uint8]
 
@@ -23,6 +23,18 @@ _REGION_BYTES = 64 << 20
 
 def address_of(array: Bytes) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(address, bytes), ascending; those that overlap made one, as the engine refuses to register memory twice."""
+    merged: list[tuple[int, int]] = []
+    for address, nbytes in sorted(spans):
+        start, size = merged[-1] if merged else (0, 0)
+        if address < start + size:
+            merged[-1] = (start, max(size, address + nbytes - start))
+        else:
+            merged.append((address, nbytes))
+    return merged
 
 
 class _Region:

@@ -36,6 +36,7 @@ from transfer_queue.storage.mooncake.ranges import (
     wanted_ranges,
 )
 from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings, role_from
+from transfer_queue.storage.mooncake.sources import IN_PLACE_BYTES, Source, in_place, packed
 from transfer_queue.storage.mooncake.store import Store, open_store
 
 __all__ = ["MooncakeBackend", "open_backend"]
@@ -50,6 +51,10 @@ _HEAL_S = (0.05, 0.2, 0.5)
 _FETCH_ALIGN = 64
 _LOG_S = 2.0
 """A stored key that is not in the log of the masters after this long may have gone with their leader."""
+
+
+class _UnregisteredError(Exception):
+    """The memory of a put could not be registered."""
 
 
 class _Fetched:
@@ -68,10 +73,10 @@ class _Fetched:
 
 @dataclass(eq=False)
 class _Write:
-    """Values to be stored on a unit, in memory of ``lease``; ``fill`` writes them there."""
+    """Values to be stored on a unit, each as pieces, some in memory of ``lease``; ``fill`` writes them there."""
 
     unit: UnitInfo
-    values: dict[str, Bytes]
+    values: dict[str, list[Bytes]]
     lease: Lease
     outcome: asyncio.Future[dict[str, int]]
     fill: Callable[[Bytes], None] | None = None
@@ -79,7 +84,7 @@ class _Write:
 
     @property
     def nbytes(self) -> int:
-        return sum(value.nbytes for value in self.values.values())
+        return sum(piece.nbytes for value in self.values.values() for piece in value)
 
     def filled(self) -> bool:
         """Fill the memory; an error is kept for the put, it does not concern the others."""
@@ -142,12 +147,20 @@ class MooncakeBackend:
         deadline = self._loop.time() + wait_s
         parts = parts_of(self._context.run, block_id, nbytes, self._settings.part_bytes)
         try:
-            if nbytes <= self.pool.limit // 2:
-                await self._put_group(parts, block.write_into, unit, deadline, wait_s)
-            else:  # too long for the buffers: through a window, a few parts at a time
+            # A block that is too long for the buffers goes through a window, a few parts at a time.
+            fits = nbytes <= self.pool.limit // 2
+            groups = [parts] if fits else list(_groups(parts, self._settings.part_bytes))
+            if self._store.sends_in_place and nbytes >= IN_PLACE_BYTES:
+                with suppress(_UnregisteredError):  # then all of it goes through buffers
+                    await self._put_in_place(block, groups, unit, deadline, wait_s)
+                    return nbytes
+            if fits:
+                await self._put_group(packed(parts, block.write_into), unit, deadline, wait_s)
+            else:
                 rest: deque[Any] = deque(block.segments())
-                for group in _groups(parts, self._settings.part_bytes):
-                    await self._put_group(group, lambda target: copy_into(target, rest), unit, deadline, wait_s)
+                for group in groups:
+                    source = packed(group, lambda target: copy_into(target, rest))
+                    await self._put_group(source, unit, deadline, wait_s)
         except BaseException as error:
             # After whatever the worker still does for this put, also if the caller has given up.
             removal = self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
@@ -156,26 +169,32 @@ class MooncakeBackend:
             raise
         return nbytes
 
-    async def _put_group(
-        self, parts: list[Part], fill: Callable[[Bytes], None], unit: UnitInfo, deadline: float, wait_s: float
+    async def _put_in_place(
+        self, block: EncodedBlock, groups: list[list[Part]], unit: UnitInfo, deadline: float, wait_s: float
     ) -> None:
-        """Store consecutive parts, which ``fill`` writes into a buffer."""
-        base, total = parts[0].start, parts[-1].stop - parts[0].start
+        segments = await self._call(lambda: deque(np.frombuffer(part, np.uint8) for part in block.segments()))
+        for group in groups:
+            source = await self._call(partial(in_place, group, segments))
+            await self._put_group(source, unit, deadline, wait_s)
+
+    async def _put_group(self, source: Source, unit: UnitInfo, deadline: float, wait_s: float) -> None:
+        """Store consecutive parts."""
+        needed = source.buffer_bytes
         try:
-            lease = await self.pool.take(total, max(deadline, self._loop.time() + self._settings.call_timeout))
+            lease = await self.pool.take(needed, max(deadline, self._loop.time() + self._settings.call_timeout))
         except asyncio.TimeoutError:
-            raise CapacityError(f"no buffer for {total} bytes: {self._exhausted()}") from None
+            raise CapacityError(f"no buffer for {needed} bytes: {self._exhausted()}") from None
         try:
-            values = {part.key: lease.array[part.start - base : part.stop - base] for part in parts}
+            write = _Write(unit, source.values(lease.array), lease, self._loop.create_future(), source.fill)
             if self._follower is None:
-                await self._store_all(_Write(unit, values, lease, self._loop.create_future(), fill), deadline, wait_s)
+                await self._store_all(write, deadline, wait_s)
             else:
-                await self._store_for_good(self._follower, unit, values, lease, fill, deadline, wait_s)
+                await self._store_for_good(self._follower, write, deadline, wait_s)
         finally:
             lease.release()
 
     async def _store_all(self, write: _Write, deadline: float, wait_s: float) -> None:
-        """Until the leader has all values. Raises CapacityError, ConnectionLostError."""
+        """Until the leader has all values. Raises CapacityError, ConnectionLostError, _UnregisteredError."""
         unit, values, total = write.unit, write.values, write.nbytes
         failed = await self._write(write)
         delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
@@ -197,25 +216,18 @@ class MooncakeBackend:
                     min(delay, max(0.0, deadline - self._loop.time())),
                     min(2 * delay, _WAIT_FOR_SPACE_S[1]),
                 )
+            elif code == codes.UNREGISTERED:
+                raise _UnregisteredError
             else:
                 raise _lost(code, keys)
             await asyncio.sleep(pause)
             again = {key: values[key] for key in keys}
             failed = await self._write(_Write(unit, again, write.lease, self._loop.create_future()))
 
-    async def _store_for_good(
-        self,
-        follower: Follower,
-        unit: UnitInfo,
-        values: dict[str, Bytes],
-        lease: Lease,
-        fill: Callable[[Bytes], None],
-        deadline: float,
-        wait_s: float,
-    ) -> None:
-        """Until all values are in the log of the masters, so that they outlive the leader."""
+    async def _store_for_good(self, follower: Follower, write: _Write, deadline: float, wait_s: float) -> None:
+        """Until all values are in the log of the masters, so that they outlive the leader. Raises as `_store_all`."""
+        values = write.values
         await follower.expect(values)
-        write = _Write(unit, values, lease, self._loop.create_future(), fill)
         try:
             while True:
                 await self._store_all(write, deadline, wait_s)
@@ -223,7 +235,7 @@ class MooncakeBackend:
                 if not gone:
                     return
                 again = {key: values[key] for key in gone}
-                write = _Write(unit, again, lease, self._loop.create_future())
+                write = _Write(write.unit, again, write.lease, self._loop.create_future())
         finally:
             follower.forget(values)
 
@@ -287,7 +299,7 @@ class MooncakeBackend:
         The engine takes another segment when the wanted one is full. Blocks that lie elsewhere than the controller
         believes would be lost unnoticed with that other unit.
         """
-        values: dict[str, Bytes] = {}
+        values: dict[str, list[Bytes]] = {}
         for write in batch:
             if write.filled():
                 values.update(write.values)

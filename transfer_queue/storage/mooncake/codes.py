@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["GONE", "HAS_LEASE", "LEASE_EXPIRED", "NOT_REACHED", "NO_SPACE", "RETRIED", "TRANSFER_FAILED", "explain"]
+__all__ = [
+    "GONE",
+    "HAS_LEASE",
+    "LEASE_EXPIRED",
+    "NOT_REACHED",
+    "NO_SPACE",
+    "RETRIED",
+    "TRANSFER_FAILED",
+    "UNREGISTERED",
+    "explain",
+]
 
 NO_SPACE: Final = -200
 GONE: Final = -704
@@ -13,6 +23,8 @@ HAS_LEASE: Final = -706
 LEASE_EXPIRED: Final = -707
 TRANSFER_FAILED: Final = -800
 NOT_REACHED: Final = -900
+UNREGISTERED: Final = -10_000
+"""Not the engine's own: the memory of a value could not be registered."""
 
 RETRIED: Final = frozenset({TRANSFER_FAILED, LEASE_EXPIRED})
 """Reads and writes that may heal by themselves. Nothing else is repeated."""
@@ -29,6 +41,7 @@ _TEXTS = {
         "set MC_ENABLE_DEST_DEVICE_AFFINITY=1 or name the device in deviceName"
     ),
     NOT_REACHED: "the Mooncake master does not answer",
+    UNREGISTERED: "the memory could not be registered",
 }
 _SHOWN = 8
 

@@ -233,7 +233,7 @@ class MooncakeStore:
     def _set_sentinel(self) -> int:
         """Store the sentinel in this unit's own segment; 0, or the code of what prevents it."""
         self._store.remove([self._sentinel])
-        code = self._store.write([self._sentinel], [self._mark], self._store.name)[0]
+        code = self._store.write([self._sentinel], [[self._mark]], self._store.name)[0]
         if code:
             return code
         place = self._store.places([self._sentinel]).get(self._sentinel)
