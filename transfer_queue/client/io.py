@@ -260,9 +260,12 @@ def _after_fork_in_child() -> None:
 def _finish_imports() -> None:
     """Wait for what other threads import of this package: it is imported as it is needed, and a child in which such a
     thread is gone would wait for the lock of its module for ever."""
-    for name in [name for name in sys.modules if name.startswith("transfer_queue.")]:
-        with contextlib.suppress(ImportError):  # raised where it is imported
-            importlib.import_module(name)
+    seen: set[str] = set()
+    while found := {name for name in list(sys.modules) if name.startswith("transfer_queue.")} - seen:
+        for name in found:
+            with contextlib.suppress(ImportError):  # raised where it is imported
+                importlib.import_module(name)
+        seen |= found
 
 
 os.register_at_fork(before=_finish_imports, after_in_child=_after_fork_in_child)
