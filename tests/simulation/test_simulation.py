@@ -150,8 +150,8 @@ def run(seed: int, **bugs: bool) -> History:
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("transfer_queue").setLevel(logging.ERROR)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "transfer_queue")  # until the end of the test
 
 
 @pytest.mark.timeout(3600)

@@ -129,7 +129,7 @@ def test_the_chart_asks_for_nothing_that_kubernetes_1_29_does_not_serve(plane: C
 def test_helm_test_finds_the_webhook_answering(operator: Operator) -> None:
     (pod,) = of_kind(rendered_chart(operator.plane), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    dry_run(operator.plane, pod, restricted(operator.plane))
+    dry_run(operator.plane, [within(restricted(operator.plane), pod)])
     (container,) = pod["spec"]["containers"]
     given = {entry["name"]: entry["value"] for entry in container["env"]}
     assert given["WEBHOOK"] == "https://tq-operator.tq-system.svc"
