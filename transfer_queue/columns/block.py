@@ -34,6 +34,7 @@ from transfer_queue.columns.column import (
     concatenate_columns,
     fixed_elements,
 )
+from transfer_queue.columns.copying import copy
 from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError, StorageKeyNotFoundError
@@ -151,7 +152,7 @@ class EncodedBlock:
         return segments
 
     def write_into(self, target: memoryview | bytearray | Bytes) -> None:
-        """Write the block to the start of ``target``: one memcpy a chunk, the GIL released during large ones.
+        """Write the block to the start of ``target``: chunk by chunk, the GIL released during large ones.
 
         Raises InvalidInputError if ``target`` has fewer than ``nbytes`` bytes or is read-only.
         """
@@ -170,7 +171,7 @@ class EncodedBlock:
             for chunk in chunks:
                 end = position + chunk.nbytes
                 if isinstance(chunk, np.ndarray):
-                    np.copyto(out[position:end], chunk)
+                    copy(out[position:end], chunk)
                 else:
                     chunk.copy_into(out[position:end])
                 position = end

@@ -12,6 +12,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.column import Bytes, Chunk, ColumnView, Int64s, Rows
+from transfer_queue.columns.copying import copy as copy_bytes
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer
@@ -261,7 +262,7 @@ class _Assembly:
             values = part.column.values
             if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
                 low, high = part.positions
-                np.copyto(out[low * size : high * size], values[part.rows[0] * size : part.rows[1] * size])
+                copy_bytes(out[low * size : high * size], values[part.rows[0] * size : part.rows[1] * size])
             elif size:
                 source, target = values.reshape(-1, size), out.reshape(self.n, size)
                 if isinstance(part.positions, tuple):
@@ -451,7 +452,7 @@ def _copy_rows(part: _Part, starts: Int64s, out: Bytes) -> None:
     source, values = part.column.starts, part.column.values
     if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
         low, high = source[part.rows[0]], source[part.rows[1]]
-        np.copyto(out[starts[part.positions[0]] : starts[part.positions[1]]], values[low:high])
+        copy_bytes(out[starts[part.positions[0]] : starts[part.positions[1]]], values[low:high])
         return
     rows, positions = _indexes(part.rows), _indexes(part.positions)
     lows, highs = source[rows].tolist(), source[rows + 1].tolist()
