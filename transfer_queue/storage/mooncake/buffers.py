@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer_queue.columns.copying import copy
+
 __all__ = ["Bytes", "Lease", "RegisteredPool", "address_of", "copy_into", "merged_spans"]
 
 Bytes = NDArray[np.uint8]
@@ -235,7 +237,7 @@ def copy_into(target: Bytes, sources: deque[Any]) -> None:
     while position < target.nbytes:
         source = np.frombuffer(sources.popleft(), np.uint8)
         taken = min(source.nbytes, target.nbytes - position)
-        np.copyto(target[position : position + taken], source[:taken])
+        copy(target[position : position + taken], source[:taken])
         if taken < source.nbytes:
             sources.appendleft(source[taken:])
         position += taken
