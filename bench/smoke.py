@@ -26,12 +26,18 @@ Run = Callable[[list[str]], dict[str, Any]]
 
 
 def record(run: Run, path: Path = RECORD) -> int:
-    """Measure, and write the ratios down as what later runs are judged by. Exit status 1 if a peer failed."""
-    results = run(list(SMOKE))
-    if failures := _failures(results):
-        print("\n".join(["nothing recorded:", *failures]))
-        return 1
-    found = ratios(results)
+    """Measure, and write the ratios down as what later runs are judged by. Exit status 1 if a peer failed.
+
+    Of ``TRIES`` measurements the lowest counts, as a later one that is merely unlucky must not fall below half of it.
+    """
+    found: dict[str, float] = {}
+    for _ in range(TRIES):
+        results = run(list(SMOKE))
+        if failures := _failures(results):
+            print("\n".join(["nothing recorded:", *failures]))
+            return 1
+        for metric, ratio in ratios(results).items():
+            found[metric] = min(ratio, found.get(metric, ratio))
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return 0

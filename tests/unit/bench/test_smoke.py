@@ -100,6 +100,18 @@ def test_a_run_in_which_a_peer_failed_is_not_recorded(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "record").read_text())) == judged()
 
 
+def test_the_lowest_of_several_measurements_is_recorded(tmp_path: Path) -> None:
+    factors = iter([1.0, 0.5, 2.0])
+
+    def run(names: list[str]) -> dict[str, Any]:
+        factor = next(factors)
+        return results(names, {metric: factor * before for metric, before in RECORDED.items()})
+
+    assert smoke.record(run, tmp_path / "record") == 0
+    found = json.loads((tmp_path / "record").read_text())
+    assert all(found[metric] == pytest.approx(before / 2, rel=0.02) for metric, before in RECORDED.items())
+
+
 # ------------------------------------------------------------------------------------------------- the peers' packages
 
 
