@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -84,7 +85,8 @@ class PeerProcess:
     def finish(self) -> None:
         """Let the peer end, without waiting for it."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # it has ended, with a request unread
+                self._process.stdin.close()
 
     def stop(self) -> None:
         """End the peer; it takes down what it started. Killed if that takes longer than 30 s. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import socket
 import subprocess
 import time
@@ -16,8 +17,9 @@ START_S = 30.0
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` free ports in a row."""
-    for first in range(21_000, 31_000, count):
+    """``count`` free ports in a row, most likely others than those of peers that start in the same moment."""
+    firsts = range(21_000, 31_000, count)
+    for first in random.sample(firsts, len(firsts)):
         probes = [socket.socket() for _ in range(count)]
         try:
             for offset, probe in enumerate(probes):
