@@ -72,7 +72,7 @@ def through_mooncake(name: str, title: str, times: float | None = None) -> Workl
     limit = (
         "With the user's arrays copied into its buffer first, Mooncake alone carries "
         f"{{{name}_mooncake/mooncake_packed/both}}; "
-        "a copy into warm memory runs at {limits/machine/memcpy}, plain TCP on loopback at {limits/machine/tcp}."
+        "a copy into warm memory runs at {limits/machine/memcpy}, plain TCP on loopback at {dense_tcp/loopback/put}."
     )
     against = [
         Against(metric, f"{name} {way}: against Mooncake alone", ours, alone, 0.8, limit)

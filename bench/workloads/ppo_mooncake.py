@@ -10,7 +10,7 @@ from bench.workloads.ppo import STAGES, WORKERS, queue_step
 
 ROWS = {"full": 512, "smoke": 64}
 _RELEASE = "against MooncakeStore of the release"
-_TCP = "All bytes cross the loopback, which carries {limits/machine/tcp} over one plain connection."
+_TCP = "All bytes cross the loopback, which carries {dense_tcp/loopback/put} over one plain connection."
 WORKLOAD = Workload(
     "One PPO step through Mooncake over TCP, 8 workers, 512 rows",
     ("ours_mooncake", "upstream_mooncake"),
