@@ -36,6 +36,18 @@ def nbytes(batch: Batch) -> int:
     return total
 
 
+def arrays(batch: Batch) -> dict[str, Array]:
+    """The bytes of each column as one array: of ragged ones the values, of strings their UTF-8."""
+    return {
+        name: np.frombuffer("".join(column).encode(), np.uint8)
+        if isinstance(column, list)
+        else column.values
+        if isinstance(column, Ragged)
+        else column
+        for name, column in batch.items()
+    }
+
+
 @cache
 def dense(columns: int = 9) -> Batch:
     """``columns`` fields of 1024 x 8192 float32; 9 make 302 MB."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.protocol import ROOT
+from transfer_queue.columns.copying import cores
 
 
 def facts() -> dict[str, Any]:
@@ -27,7 +28,7 @@ def facts() -> dict[str, Any]:
     )
     return {
         "cpu": models[0] if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_gib": round(memory / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import Array, Batch, Ragged
+from bench.data import Array, Batch, arrays
 from bench.peers.base import Peer
 
 _PIECE = 1 << 20
@@ -66,17 +66,13 @@ class Loopback(Peer):
         self._holder.join(10)
 
     def prepare(self, batch: Batch) -> Array:
-        arrays: dict[str, Array] = {}
-        for name, column in batch.items():
-            if isinstance(column, list):
-                column = np.frombuffer("".join(column).encode(), np.uint8)
-            arrays[name] = column.values if isinstance(column, Ragged) else column
-        data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+        columns = arrays(batch)
+        data = np.concatenate([array.reshape(-1).view(np.uint8) for array in columns.values()])
         self._warm = np.ones_like(data)
-        parts = np.split(self._warm, np.cumsum([array.nbytes for array in arrays.values()])[:-1])
+        parts = np.split(self._warm, np.cumsum([array.nbytes for array in columns.values()])[:-1])
         self._columns = {
             name: part.view(array.dtype).reshape(array.shape)
-            for (name, array), part in zip(arrays.items(), parts, strict=True)
+            for (name, array), part in zip(columns.items(), parts, strict=True)
         }
         return data
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import Array, Batch, Ragged
+from bench.data import Array, Batch, arrays
 from bench.peers.base import Peer
 
 
@@ -15,13 +15,9 @@ class Memcpy(Peer):
         self._warm: dict[str, Array] = {}
 
     def prepare(self, batch: Batch) -> dict[str, Array]:
-        arrays: dict[str, Array] = {}
-        for name, column in batch.items():
-            if isinstance(column, list):
-                column = np.frombuffer("".join(column).encode(), np.uint8)
-            arrays[name] = column.values if isinstance(column, Ragged) else column
-        self._warm = {name: np.ones_like(array) for name, array in arrays.items()}
-        return arrays
+        found = arrays(batch)
+        self._warm = {name: np.ones_like(array) for name, array in found.items()}
+        return found
 
     def put(self, prepared: dict[str, Array]) -> None:
         for name, array in prepared.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import Batch, Ragged
+from bench.data import Batch, arrays
 from bench.peers.base import Peer
 from bench.peers.mooncake_master import Master
 
@@ -54,16 +54,11 @@ class MooncakeRaw(Peer):
         self._master.stop()
 
     def prepare(self, batch: Batch) -> Any:
-        arrays: dict[str, Any] = {}
-        for name, column in batch.items():
-            if isinstance(column, list):
-                arrays[name] = np.frombuffer("".join(column).encode(), np.uint8)
-            else:
-                arrays[name] = column.values if isinstance(column, Ragged) else column
-        total = sum(array.nbytes for array in arrays.values())
+        columns = arrays(batch)
+        total = sum(array.nbytes for array in columns.values())
         self._source, self._target = np.empty(total, np.uint8), np.ones(total, np.uint8)
         self._layout, self._parts, offset = {}, [], 0
-        for name, array in arrays.items():
+        for name, array in columns.items():
             flat = array.reshape(-1).view(np.uint8)
             self._source[offset : offset + flat.nbytes] = flat
             self._layout[name] = (offset, array)

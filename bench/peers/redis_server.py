@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from bench.data import Array, Batch, Ragged
+from bench.data import Array, Batch, Ragged, arrays
 from bench.peers.base import Peer
 
 
@@ -47,14 +47,8 @@ class Redis(Peer):
         self._server.wait(10)
 
     def prepare(self, batch: Batch) -> dict[str, Any]:
-        prepared: dict[str, Any] = {}
-        for name, column in batch.items():
-            if isinstance(column, list):
-                prepared[name] = np.frombuffer("".join(column).encode(), np.uint8)
-            elif isinstance(column, Ragged):
-                prepared[name], prepared[f"{name}.offsets"] = column.values, column.offsets
-            else:
-                prepared[name] = column
+        offsets = {f"{name}.offsets": column.offsets for name, column in batch.items() if isinstance(column, Ragged)}
+        prepared = {**arrays(batch), **offsets}
         self._dtypes = {name: (array.dtype, array.shape) for name, array in prepared.items()}
         return prepared
 

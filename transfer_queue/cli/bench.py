@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.cli.output import make_table
+from transfer_queue.columns.copying import cores
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.storage.conformance.servers import Servers
 from transfer_queue.storage.registry import backend_names, backend_servers
@@ -156,7 +157,7 @@ def machine() -> dict[str, Any]:
     models = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -34,7 +34,7 @@ from transfer_queue.columns.column import (
     concatenate_columns,
     fixed_elements,
 )
-from transfer_queue.columns.copying import copy
+from transfer_queue.columns.copying import copy_bytes
 from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError, StorageKeyNotFoundError
@@ -171,7 +171,7 @@ class EncodedBlock:
             for chunk in chunks:
                 end = position + chunk.nbytes
                 if isinstance(chunk, np.ndarray):
-                    copy(out[position:end], chunk)
+                    copy_bytes(out[position:end], chunk)
                 else:
                     chunk.copy_into(out[position:end])
                 position = end

@@ -12,19 +12,19 @@ import numpy as np
 
 from transfer_queue.columns.column import Bytes
 
-__all__ = ["copy"]
+__all__ = ["copy_bytes", "cores"]
 
 _SHARE_BYTES: Final = 8 << 20
 """What a thread should have to do: it takes as long to start as to copy a twentieth of this."""
 _MOST_THREADS: Final = 4
 
 
-def copy(target: Bytes, source: Bytes) -> None:
+def copy_bytes(target: Bytes, source: Bytes) -> None:
     """Copy ``source`` to ``target``, of the same size; the GIL is released meanwhile.
 
     Threads live only as long as the copy, so that nothing idles, and nothing is missing in a forked child.
     """
-    threads = min(_MOST_THREADS, source.nbytes // _SHARE_BYTES, _cores())
+    threads = min(_MOST_THREADS, source.nbytes // _SHARE_BYTES, cores())
     if threads < 2 or target.nbytes != source.nbytes:
         np.copyto(target, source)
         return
@@ -45,6 +45,6 @@ def copy(target: Bytes, source: Bytes) -> None:
             helper.join()
 
 
-def _cores() -> int:
-    """Those that this process may use."""
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

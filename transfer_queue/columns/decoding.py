@@ -12,7 +12,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.column import Bytes, Chunk, ColumnView, Int64s, Rows
-from transfer_queue.columns.copying import copy as copy_bytes
+from transfer_queue.columns.copying import copy_bytes
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer

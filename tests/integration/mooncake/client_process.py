@@ -9,22 +9,20 @@ for each number "same", "other bytes" or the name of what was raised. It does wi
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import json
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 
+from tests.integration.mooncake.clients import client
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.columns.column import ColumnView
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import ConnectionLostError, TransferQueueError
-from transfer_queue.storage.base import BackendContext, BlockRead, UnitInfo
-from transfer_queue.storage.mooncake.client import MooncakeBackend, open_backend
+from transfer_queue.storage.base import BlockRead, UnitInfo
+from transfer_queue.storage.mooncake.client import MooncakeBackend
 
 PAUSE_S = 0.1
 """Between puts: all blocks have to fit into the unit."""
@@ -41,7 +39,7 @@ def say(*words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-class Client:
+class Blocks:
     def __init__(self, backend: MooncakeBackend, unit: UnitInfo) -> None:
         self._backend, self._unit = backend, unit
         self._stopped = asyncio.Event()
@@ -87,27 +85,17 @@ class Client:
 
 async def main() -> None:
     settings, run, unit = json.loads(sys.argv[1]), sys.argv[2], msgspec.json.decode(sys.argv[3], type=UnitInfo)
-    worker = concurrent.futures.ThreadPoolExecutor(1)
-
-    async def run_copy(function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(worker, function)
-
-    async def connect(address: str) -> Any:
-        raise AssertionError("Mooncake clients do not talk to units")
-
-    backend = await open_backend(BackendContext("test", 1, run, settings, connect, run_copy))
-    client = Client(backend, unit)
-    say("ready", None)
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        method, *arguments = json.loads(line)
-        if method == "write":
-            client.write(*arguments)
-        elif method == "stop":
-            say("answer", await client.stop())
-        else:
-            say("answer", [await client.get(number) for number in arguments[0]])
-    await backend.close()
-    worker.shutdown()
+    async with client(settings, run) as backend:
+        blocks = Blocks(backend, unit)
+        say("ready", None)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            method, *arguments = json.loads(line)
+            if method == "write":
+                blocks.write(*arguments)
+            elif method == "stop":
+                say("answer", await blocks.stop())
+            else:
+                say("answer", [await blocks.get(number) for number in arguments[0]])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import json
 import queue
 import subprocess
@@ -11,8 +10,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ import torch
 
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.columns.tensors import encode
-from transfer_queue.storage.base import BackendContext, UnitInfo
-from transfer_queue.storage.mooncake.client import MooncakeBackend, open_backend
+from transfer_queue.storage.base import UnitInfo
 from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
@@ -122,24 +120,6 @@ class Unit(Driven):
             self.doubts += 1
         else:
             super().hear(words)
-
-
-@asynccontextmanager
-async def client(settings: dict[str, Any], run: str) -> AsyncIterator[MooncakeBackend]:
-    worker = concurrent.futures.ThreadPoolExecutor(1)
-
-    async def run_copy(function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(worker, function)
-
-    async def connect(address: str) -> Any:
-        raise AssertionError("Mooncake clients do not talk to units")
-
-    backend = await open_backend(BackendContext("test", 1, run, settings, connect, run_copy))
-    try:
-        yield backend
-    finally:
-        await backend.close()
-        worker.shutdown()
 
 
 def block_of_bytes(nbytes: int, seed: int = 0) -> EncodedBlock:

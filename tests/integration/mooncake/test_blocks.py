@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.mooncake.conftest import (
-    CAPACITY,
-    MIB,
-    Unit,
-    block_of_bytes,
-    client,
-    eventually,
-    settings_of,
-)
+from tests.integration.mooncake.clients import client
+from tests.integration.mooncake.conftest import CAPACITY, MIB, Unit, block_of_bytes, eventually, settings_of
 from tests.waiting import wait_until
 from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.tensors import Piece, decode, encode

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.etcd import running_etcd
-from tests.integration.mooncake.conftest import FREE_PORTS, MIB, Unit, block_of_bytes, client, settings_of
+from tests.integration.mooncake.clients import client
+from tests.integration.mooncake.conftest import FREE_PORTS, MIB, Unit, block_of_bytes, settings_of
 from transfer_queue.errors import StartError
 from transfer_queue.storage.base import BlockRead
 from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess

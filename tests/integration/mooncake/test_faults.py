@@ -15,15 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.mooncake.conftest import (
-    FREE_PORTS,
-    MIB,
-    Unit,
-    block_of_bytes,
-    client,
-    eventually,
-    settings_of,
-)
+from tests.integration.mooncake.clients import client
+from tests.integration.mooncake.conftest import FREE_PORTS, MIB, Unit, block_of_bytes, eventually, settings_of
 from tests.waiting import wait_until
 from transfer_queue.columns.tensors import encode
 from transfer_queue.errors import (

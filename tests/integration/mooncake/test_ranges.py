@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from tests.integration.mooncake.conftest import MIB, Unit, client, settings_of
+from tests.integration.mooncake.clients import client
+from tests.integration.mooncake.conftest import MIB, Unit, settings_of
 from transfer_queue.columns.tensors import encode
 from transfer_queue.storage.base import BlockRead
 from transfer_queue.storage.conformance.servers import Servers

@@ -85,6 +85,15 @@ async def attached(
                 await engine.close()
 
 
+def opens(backend: Backend) -> Callable[[], Coroutine[Any, Any, Backend]]:
+    """For ``attached``: the backend is there at once."""
+
+    async def opened() -> Backend:
+        return backend
+
+    return opened
+
+
 def put(engine: Engine) -> asyncio.Task[Any]:
     return asyncio.ensure_future(engine.put(block_of_bytes(1000), Commit("p", append=64), timeout_s=60.0))
 
@@ -94,10 +103,7 @@ async def test_blocks_whose_commit_is_refused_after_its_put_was_given_up_are_dro
 ) -> None:
     controller, backend = Controller([UNIT]), Backend()
 
-    async def opened() -> Backend:
-        return backend
-
-    async with attached(controller, monkeypatch, opened) as engine:
+    async with attached(controller, monkeypatch, opens(backend)) as engine:
         putting = put(engine)
         await until(lambda: bool(controller.commits))
         putting.cancel()
@@ -111,10 +117,7 @@ async def test_blocks_whose_commit_is_refused_after_its_put_was_given_up_are_dro
 async def test_a_put_whose_client_is_closed_during_its_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Controller([UNIT])
 
-    async def opened() -> Backend:
-        return Backend()
-
-    async with attached(controller, monkeypatch, opened) as engine:
+    async with attached(controller, monkeypatch, opens(Backend())) as engine:
         putting = put(engine)
         await until(lambda: bool(controller.commits))
         await engine.close()
@@ -123,10 +126,7 @@ async def test_a_put_whose_client_is_closed_during_its_commit_says_so(monkeypatc
 
 
 async def test_a_put_whose_client_is_closed_while_there_are_no_units_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def opened() -> Backend:
-        return Backend()
-
-    async with attached(Controller([]), monkeypatch, opened) as engine:
+    async with attached(Controller([]), monkeypatch, opens(Backend())) as engine:
         putting = put(engine)
         await asyncio.sleep(0)
         await engine.close()
@@ -155,10 +155,8 @@ async def test_a_backend_that_opens_while_the_client_is_closed_is_closed_too(mon
 async def test_a_backend_that_cannot_be_closed_does_not_keep_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Controller([UNIT])
 
-    async def opened() -> Backend:
-        return Backend(RuntimeError("of a user's manager"))
-
-    async with attached(controller, monkeypatch, opened) as engine:
+    backend = Backend(RuntimeError("of a user's manager"))
+    async with attached(controller, monkeypatch, opens(backend)) as engine:
         putting = put(engine)
         await until(lambda: bool(controller.commits))
         with pytest.raises(RuntimeError, match="of a user's manager"):
@@ -183,10 +181,7 @@ async def test_the_controller_forgets_announcements_of_blocks_that_were_refused(
 
     controller, backend = Controller([UNIT]), Full()
 
-    async def opened() -> Backend:
-        return backend
-
-    async with attached(controller, monkeypatch, opened) as engine:
+    async with attached(controller, monkeypatch, opens(backend)) as engine:
         putting = put(engine)
         await until(lambda: bool(controller.commits))
         assert {*controller.session.announced} == backend.stored

@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", noted)
-    monkeypatch.setattr(copying, "_cores", lambda: 8)
+    monkeypatch.setattr(copying, "cores", lambda: 8)
     return found
 
 
@@ -35,7 +35,7 @@ def test_every_byte_is_copied_once_and_no_thread_stays(
 ) -> None:
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     memory = np.full(nbytes + 2, 7, np.uint8)
-    copying.copy(memory[1:-1], source)
+    copying.copy_bytes(memory[1:-1], source)
     assert np.array_equal(memory[1:-1], source)
     assert memory[0] == memory[-1] == 7
     assert len(started) == helpers
@@ -46,16 +46,16 @@ def test_without_further_threads_all_is_copied_by_the_caller(monkeypatch: pytest
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copying, "_cores", lambda: 8)
+    monkeypatch.setattr(copying, "cores", lambda: 8)
     monkeypatch.setattr(threading.Thread, "start", refused)
     source = np.arange(32 * MIB, dtype=np.uint8)
     target = np.zeros_like(source)
-    copying.copy(target, source)
+    copying.copy_bytes(target, source)
     assert np.array_equal(target, source)
 
 
 def test_what_cannot_be_copied_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_cores", lambda: 8)
+    monkeypatch.setattr(copying, "cores", lambda: 8)
     source = np.zeros(32 * MIB, np.uint8)
     with pytest.raises(ValueError, match="broadcast"):
-        copying.copy(np.zeros(32 * MIB - 1, np.uint8), source)
+        copying.copy_bytes(np.zeros(32 * MIB - 1, np.uint8), source)

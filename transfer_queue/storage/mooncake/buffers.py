@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer_queue.columns.copying import copy
+from transfer_queue.columns.copying import copy_bytes
 
 __all__ = ["Bytes", "Lease", "RegisteredPool", "address_of", "copy_into", "merged_spans"]
 
@@ -237,7 +237,7 @@ def copy_into(target: Bytes, sources: deque[Any]) -> None:
     while position < target.nbytes:
         source = np.frombuffer(sources.popleft(), np.uint8)
         taken = min(source.nbytes, target.nbytes - position)
-        copy(target[position : position + taken], source[:taken])
+        copy_bytes(target[position : position + taken], source[:taken])
         if taken < source.nbytes:
             sources.appendleft(source[taken:])
         position += taken

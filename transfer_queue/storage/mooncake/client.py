@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
-from transfer_queue.columns.copying import copy
+from transfer_queue.columns.copying import copy_bytes
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -548,7 +548,7 @@ def _lost(code: int, keys: Sequence[str]) -> TransferQueueError:
 
 def _copy_out(group: list[tuple[Part, int]], sources: dict[str, Bytes], memory: Bytes) -> None:
     for part, start in group:
-        copy(memory[start : start + part.nbytes], sources[part.key])
+        copy_bytes(memory[start : start + part.nbytes], sources[part.key])
 
 
 def _groups(parts: list[Part], nbytes: int) -> Iterator[list[Part]]:
