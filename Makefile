@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 16
 
 setup: $(VENV)/.ready ## Make .venv and what it needs
 

@@ -7,9 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
-from transfer_queue.config.resource import Backend, Master, Mooncake, Simple, Spec, SsdOffload, TransferQueue, Yuanrong
+from transfer_queue.config.resource import (
+    Backend,
+    Master,
+    Mooncake,
+    Simple,
+    Spec,
+    SsdOffload,
+    TransferQueue,
+    Yuanrong,
+    parse,
+)
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
 from transfer_queue.config.shards import journal_of, rows_of
 from transfer_queue.errors import ConfigError
@@ -115,7 +127,7 @@ class LocalPlan:
 def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
     """``resource`` with backend ``kind``; its own settings of that kind if it has it, else the defaults.
 
-    Raises ConfigError for a kind that this machine cannot run.
+    Raises ConfigError for a kind that this machine cannot run, and for settings that do not go with it.
     """
     if kind == resource.spec.backend.kind:
         return resource
@@ -127,7 +139,14 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
     if kind not in backends:
         supported = ", ".join(f'"{name}"' for name in backends)
         raise ConfigError(f'--backend: Unsupported value: "{kind}": supported values: {supported}')
-    return resource.model_copy(update={"spec": resource.spec.model_copy(update={"backend": backends[kind]})})
+    # Checked anew, as some settings go with some backends only.
+    return parse({**_given(resource), "spec": {**_given(resource.spec), "backend": backends[kind]}})
+
+
+def _given(model: BaseModel) -> dict[str, Any]:
+    """What was set, by the names that YAML has for it."""
+    fields = type(model).model_fields
+    return {fields[name].alias or name: getattr(model, name) for name in model.model_fields_set}
 
 
 def plan_local(resource: TransferQueue) -> LocalPlan:

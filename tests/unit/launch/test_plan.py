@@ -120,6 +120,18 @@ def test_yuanrong_uses_the_worker_that_the_resource_names(yuanrong: dict[str, An
     assert with_backend(load(QUICKSTART), "yuanrong").spec.backend.kind == "yuanrong"
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"controller": {"shards": 3}}, "controller.shards above 1 needs backend simple"),
+        ({"security": {"policy": [{"name": "a", "namespace": "n", "roles": ["consumer"]}]}}, "security.policy needs backend simple"),
+    ],
+)
+def test_another_backend_is_refused_with_what_does_not_go_with_it(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        with_backend(queue({"simple": {}}, **spec), "mooncake")
+
+
 @pytest.mark.parametrize("kind", ["ray", "redis"])
 def test_a_backend_that_cannot_run_here_is_refused_with_those_that_can(kind: str) -> None:
     with pytest.raises(ConfigError, match=rf'"{kind}": supported values: "simple", "mooncake", "yuanrong"'):
