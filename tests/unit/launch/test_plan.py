@@ -124,7 +124,10 @@ def test_yuanrong_uses_the_worker_that_the_resource_names(yuanrong: dict[str, An
     ("spec", "words"),
     [
         ({"controller": {"shards": 3}}, "controller.shards above 1 needs backend simple"),
-        ({"security": {"policy": [{"name": "a", "namespace": "n", "roles": ["consumer"]}]}}, "security.policy needs backend simple"),
+        (
+            {"security": {"policy": [{"name": "a", "namespace": "n", "roles": ["consumer"]}]}},
+            "security.policy needs backend simple",
+        ),
     ],
 )
 def test_another_backend_is_refused_with_what_does_not_go_with_it(spec: dict[str, Any], words: str) -> None:
