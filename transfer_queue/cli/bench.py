@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +15,8 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.cli.machine import machine
 from transfer_queue.cli.output import make_table
-from transfer_queue.columns.copying import cores
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.storage.conformance.servers import Servers
 from transfer_queue.storage.registry import backend_names, backend_servers
@@ -150,25 +148,6 @@ def _nbytes(batch: TensorDict) -> int:
         else:
             total += sum(len(value) for value in column.tolist() if isinstance(value, str))
     return total
-
-
-def machine() -> dict[str, Any]:
-    """Facts of this machine; ``load`` is the 1-minute load average, others' work included."""
-    models = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cores": cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": round(os.getloadavg()[0], 2),
-    }
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def draw_report(report: Report) -> list[Any]:
