@@ -113,13 +113,22 @@ def test_a_folder_that_holds_no_sound_checkpoint_is_named_with_the_cause(saved: 
 
 def test_a_folder_of_something_else_is_never_overwritten(stacks: tuple[Stack, Stack], tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text('{"name": "a data set"}')
-    (tmp_path / "data-train").mkdir()
     save = ("save", str(tmp_path), "--controller", stacks[0].address)
     assert "is of something else" in run(*save, code=1).stderr
     assert (tmp_path / "metadata.json").read_text() == '{"name": "a data set"}'
+    (tmp_path / "metadata.json").write_text("step 1\nstep 2\n")
+    assert "is of something else" in run(*save, code=1).stderr
     (tmp_path / "metadata.json").unlink()
+    for name in ("data-train", "data-20260101", ".new-20260101"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "blocks-00000").write_bytes(b"of the user")
     run(*save)
-    assert (tmp_path / "data-train").is_dir()
+    first = json.loads((tmp_path / "metadata.json").read_text())["data"]
+    (tmp_path / first / "notes.txt").write_text("of the user")
+    run(*save)
+    assert [path.name for path in (tmp_path / first).iterdir()] == ["notes.txt"]  # all that was the former save's is gone
+    for name in ("data-train", "data-20260101", ".new-20260101"):
+        assert (tmp_path / name / "blocks-00000").read_bytes() == b"of the user"
     assert "holds 3 rows" in run("show", str(tmp_path)).stdout
 
 

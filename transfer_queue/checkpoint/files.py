@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,7 +40,11 @@ FORMAT = 1
 _MANIFEST = "metadata.json"
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
-_DATA_FOLDER = re.compile(r"(data-|\.new-)[0-9a-f]{8}")
+_DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
+_MARKER = ".transferqueue-checkpoint"
+"""In each folder of data that a save makes: the hexadecimal digits of the folder's name. What else there may be in it
+that a save wrote: _PART."""
+_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|metadata\.json")
 Progress = Callable[[int, int], None]
 """Called with the bytes of blocks that are done, and of all."""
 
@@ -125,7 +128,11 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{path} has format {manifest.format}; this version reads {FORMAT}")
     if manifest.checksum() != manifest.crc32:
         raise CorruptCheckpointError(f"{path} is damaged: its checksum differs")
+    if not _DATA_FOLDER.fullmatch(manifest.data):
+        raise CorruptCheckpointError(f"{path} is damaged: {manifest.data!r} is no name of a folder of data")
     for name, entry in manifest.files.items():
+        if not _PART.fullmatch(name):
+            raise CorruptCheckpointError(f"{path} is damaged: {name!r} is no name of a part")
         part = directory / manifest.data / name
         try:
             size = part.stat().st_size
@@ -137,13 +144,16 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_not_foreign(directory: Path) -> None:
-    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint; a damaged one is none's."""
+    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint. One that cannot be read counts
+    as a damaged checkpoint where a save left a folder of data beside it."""
     path = directory / _MANIFEST
     try:
         about = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return
-    if not isinstance(about, dict) or "storage_saved" not in about:  # releases 0.1.x wrote that, too
+    except ValueError:
+        about = {"storage_saved"} if any(map(_is_own, directory.iterdir())) else None
+    if not isinstance(about, dict | set) or "storage_saved" not in about:  # releases 0.1.x wrote that, too
         raise CheckpointError(f"{path} is of something else than a checkpoint, and would be lost; save elsewhere")
 
 
@@ -167,6 +177,7 @@ class Writer:
         self._id = secrets.token_hex(4)
         self._folder = directory / f".new-{self._id}"
         self._folder.mkdir()
+        (self._folder / _MARKER).write_text(self._id)
         self._files: dict[str, FileEntry] = {}
         self._blocks: BinaryIO | None = None
         self._number = -1
@@ -199,21 +210,24 @@ class Writer:
         self._folder.rename(self._directory / data)
         manifest = Manifest(format=FORMAT, data=data, files=self._files, **about)
         manifest = msgspec.structs.replace(manifest, crc32=manifest.checksum())
-        fresh = self._directory / f".{_MANIFEST}.new"
+        former = _listed(self._directory)
+        fresh = self._directory / data / _MANIFEST
         with fresh.open("wb") as file:
             file.write(json.dumps(msgspec.to_builtins(manifest), indent=1).encode())
             _sync(file)
         _sync_folder(self._directory)
         fresh.replace(self._directory / _MANIFEST)
         _sync_folder(self._directory)
-        remove_leftovers(self._directory, data)
+        for folder in self._directory.iterdir():
+            if folder.name != data and (folder.name == former or _is_own(folder)):
+                _remove_parts(folder)
         return manifest
 
     def abandon(self) -> None:
         """Give up; what was there before stays."""
         if self._blocks is not None:
             self._blocks.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove_parts(self._folder)
 
     def _end_blocks(self) -> None:
         if self._blocks is not None:
@@ -224,11 +238,31 @@ class Writer:
             self._size = 0
 
 
-def remove_leftovers(directory: Path, data: str) -> None:
-    """Data folders that are not ``data``: of former checkpoints, and of saves that were killed."""
-    for folder in directory.iterdir():
-        if folder.name != data and _DATA_FOLDER.fullmatch(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
+def _listed(directory: Path) -> str | None:
+    """The folder of data that the manifest of ``directory`` lists, if it is whole."""
+    with contextlib.suppress(OSError, CheckpointError):
+        return read_manifest(directory).data
+    return None
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a save made this folder of data: its marker says so, whatever the name looks like."""
+    match = _DATA_FOLDER.fullmatch(folder.name)
+    if match is None or folder.is_symlink():
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return (folder / _MARKER).read_text() == match[1]
+    return False
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what saves write into a folder of their own, and the folder if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _PART.fullmatch(path.name):
+                path.unlink()
+        (folder / _MARKER).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _blocks_name(number: int) -> str:
