@@ -118,9 +118,10 @@ def kv_batch_get(
 ) -> TensorDict:
     """The rows of ``keys``, in that order, repeated where keys repeat: batch size ``[len(keys)]``.
 
-    Without ``select_fields``: every field ready for all of them; with it, those of the named ones. Raises
-    KeyNotFoundError naming missing keys, NotReadyError for a key without data, StorageKeyNotFoundError for a row that
-    vanished meanwhile, DataLostError.
+    Without ``select_fields``: every field ready for all of them; with it, the named ones. Raises KeyNotFoundError naming
+    missing keys, NotReadyError for a key without data and for a named field that some of the rows lack (with the setting
+    ``missing_fields: drop`` that field is left out), StorageKeyNotFoundError for a row that vanished meanwhile,
+    DataLostError.
 
     ``zero_copy``: tensors are views of the stored rows where a field's rows lie together in one put, on the same host;
     else copies. A view must not be written to: it is the stored row, for every reader. Its memory stays in use, though

@@ -33,7 +33,8 @@ print(tq.kv_list("status"))  # {'status': {'run': {'phase': 'warm-up', 'step': 1
 print([key for key, tag in tq.kv_list("chat")["chat"].items() if tag.get("done")])  # ['prompt 0', 'prompt 1']
 
 # %% What goes wrong says so
-# A key that is missing is an error that names it. It never makes the answer shorter.
+# A key that is missing is an error that names it. It never makes the answer shorter. A field that rows lack is an error
+# too.
 try:
     tq.kv_batch_get(["prompt 1", "promt 2"], "chat")
 except ValueError as error:

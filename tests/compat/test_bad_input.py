@@ -22,6 +22,7 @@ from transfer_queue.errors import (
     InvalidInputError,
     InvalidTypeError,
     NotInitializedError,
+    NotReadyError,
     WaitTimeoutError,
 )
 
@@ -262,14 +263,15 @@ def test_an_unknown_partition_is_an_error_that_names_it_or_nothing(
 
 
 @pytest.mark.parametrize("twin", ["sync", "async"])
-def test_an_unknown_field_is_left_out_or_named(queue: Stack, partition: str, twin: str) -> None:
+def test_an_unknown_field_is_named_where_data_is_asked_for(queue: Stack, partition: str, twin: str) -> None:
     client = tq.get_client()
     tq.kv_put("a", partition, {"x": torch.ones(2)})
 
     def call(owner: Any, name: str, **arguments: Any) -> Any:
         return invoke(owner, name, twin, arguments)
 
-    assert call(tq, "kv_batch_get", keys="a", partition_id=partition, select_fields="z").batch_size == torch.Size([0])
+    with pytest.raises(NotReadyError, match=r"'z'.*has \['x'\]"):
+        call(tq, "kv_batch_get", keys="a", partition_id=partition, select_fields="z")
     meta = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
     with pytest.raises(InvalidInputError, match=r"select_fields.*'z'"):
         call(tq, "kv_batch_get_by_meta", meta=meta, select_fields=["z"])
@@ -282,6 +284,8 @@ def test_an_unknown_field_is_left_out_or_named(queue: Stack, partition: str, twi
     with pytest.raises((ValueError, KeyError, RuntimeError), match="z") as caught:
         call(client, "get_data", metadata=tq.BatchMeta(found.global_indexes, [partition], {"z": {}}))
     assert isinstance(caught.value, tq.TransferQueueError)
+    with pytest.raises(NotReadyError, match="'z'"):
+        call(tq, "kv_batch_get_by_meta", meta=tq.KVBatchMeta(["a"], [{}], partition, ["x", "z"]))
     assert call(client, "get_production_status", data_fields=["z"], partition_id=partition) == (None, None)
     assert call(client, "check_production_status", data_fields=["z"], partition_id=partition) is False
     assert call(client, "get_meta", data_fields=["z"], batch_size=1, partition_id=partition, mode="insert").size == 1

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.config.server_info import Role, ZMQServerInfo
 from transfer_queue.config.settings import check_settings
-from transfer_queue.errors import ConfigError
+from transfer_queue.errors import ConfigError, NotReadyError
 from transfer_queue.launch.conf import merge_settings
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage.mooncake.testing import servers
@@ -276,3 +277,40 @@ def test_the_layout_can_be_chosen_from_outside(queue: Stack, partition: str, mon
     monkeypatch.setenv("TQ_LAYOUT", "square")
     with pytest.raises(ValueError, match="TQ_LAYOUT"):
         tq.TransferQueueClient("other", queue.address)
+
+
+def test_a_field_that_rows_lack_is_an_error_or_dropped_as_in_earlier_releases(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_batch_put(["a", "b"], partition, TensorDict({"tokens": torch.ones(2, 3), "reward": torch.ones(2)}, [2]))
+    tq.kv_put("a", partition, {"old_log_probs": torch.ones(1)})
+
+    def ask(fields: list[str]) -> TensorDict:
+        client = tq.TransferQueueClient("other", queue.address)
+        try:
+            return client.run(client.kv.get(["a", "b"], partition, fields))
+        finally:
+            client.close()
+
+    with pytest.raises(NotReadyError, match=r"fields \['tokns', 'rewards'\].*did you mean 'tokens' and 'reward'\?"):
+        ask(["tokns", "rewards", "tokens"])
+    with pytest.raises(NotReadyError, match=r"'old_log_probs' is not ready for keys \['b'\]"):
+        ask(["tokens", "old_log_probs"])
+    monkeypatch.setenv("TQ_MISSING_FIELDS", "drop")
+    found = ask(["tokens", "old_log_probs", "values"])
+    assert list(found.keys()) == ["tokens"]
+    assert found.batch_size == torch.Size([2])
+    assert "['old_log_probs', 'values'] are left out" in caplog.text
+    monkeypatch.setenv("TQ_MISSING_FIELDS", "ignore")
+    with pytest.raises(ValueError, match="TQ_MISSING_FIELDS"):
+        ask(["tokens"])
+
+
+def test_the_manager_call_of_earlier_releases_chooses_their_answer_to_a_missing_field(
+    queue: Stack, partition: str
+) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(1)})
+    client = tq.TransferQueueClient("other", queue.address)
+    client.initialize_storage_manager("SimpleStorage", {"zmq_info": {}})
+    assert list(client.run(client.kv.get("a", partition, ["x", "values"])).keys()) == ["x"]
+    client.close()

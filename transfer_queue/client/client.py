@@ -21,7 +21,7 @@ from transfer_queue.client.manager import (
     manager_layout,
 )
 from transfer_queue.client.operation import Operation, run_async, run_sync
-from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.options import ClientOptions, MissingFields, missing_fields
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine, attach
@@ -170,7 +170,9 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
 
         ``manager_type``: a name of 0.1.5 (``AsyncSimpleStorageManager``, ...) switches this client to the dense layout
         of that release, one of 0.1.6 and later leaves the layout as it is; ``config["layout"]`` (``"jagged"`` or
-        ``"dense"``) decides in any case. Storage units of ``config`` that wait for their controller are told.
+        ``"dense"``) decides in any case. Gets by key then leave out named fields that not all rows have, as 0.1.x does,
+        unless ``missing_fields`` of the settings says otherwise. Storage units of ``config`` that wait for their
+        controller are told.
 
         Raises UnknownManagerError (a ValueError and an AssertionError), InvalidTypeError, ConfigError,
         ConnectionLostError, StartError.
@@ -179,9 +181,9 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         layout = manager_layout(manager_type, config)
         check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0])
-        if layout is not None:
-            self._options = replace(self._options, layout=layout)
-            self._build_operations()
+        missing = missing_fields(self.config.missing_fields, compatible=True)
+        self._options = replace(self._options, layout=layout or self._options.layout, missing_fields=missing)
+        self._build_operations()
         self.storage_manager = ClientStorageManager(self, manager_type, config)
 
     async def async_reset_zero_copy_all_keys_free(self, buffer_type: RegisterBufferType) -> None:
@@ -506,15 +508,18 @@ def _attach_config(controller_info: AttachConfig | ZMQServerInfo | str) -> Attac
         raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
     if isinstance(controller_info, AttachConfig):
         return controller_info
-    if isinstance(controller_info, ZMQServerInfo):
-        controller_info = controller_address(controller_info)
+    missing: MissingFields | None = None
+    if isinstance(controller_info, ZMQServerInfo):  # only programs of 0.1.x have one
+        controller_info, missing = controller_address(controller_info), "drop"
     if isinstance(controller_info, str):
         try:
             parse_address(controller_info)
         except ConfigError as error:
             raise InvalidInputError(f"controller_info: {error}") from None
         return AttachConfig(
-            controller=ControllerAddresses(addresses=[controller_info]), security=AttachSecurity(allow_pickle=True)
+            controller=ControllerAddresses(addresses=[controller_info]),
+            missing_fields=missing,
+            security=AttachSecurity(allow_pickle=True),
         )
     raise InvalidTypeError(
         f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"

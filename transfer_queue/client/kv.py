@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue._kv_meta import KVBatchMeta, repeated
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KvOperations"]
 
+log = logging.getLogger(__name__)
+
 Tag = dict[str, Any]
 
 
@@ -40,6 +43,8 @@ class KvOperations:
     def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
         self._engine = engine
         self._options = options
+        self._dropped: set[str] = set()
+        """Names of fields that were left out of an answer, each told once."""
 
     # ------------------------------------------------------------------------------------------------------------ put
 
@@ -147,13 +152,26 @@ class KvOperations:
 
     async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
         timeout_s = self._options.request_s
-        lookup = Lookup(partition_id, keys=keys, require_ready=True)
+        drops = self._options.missing_fields == "drop"
+        lookup = Lookup(partition_id, keys=keys, fields=None if drops else wanted, require_ready=True)
         batch = await self._engine.lookup(lookup, timeout_s)
-        ready = [schema.name for schema in batch.fields]
-        fields = ready if wanted is None else [name for name in ready if name in set(wanted)]
+        fields = [schema.name for schema in batch.fields]
+        if wanted is not None and drops:
+            self._tell_dropped([name for name in wanted if name not in set(fields)], partition_id)
+            fields = [name for name in fields if name in set(wanted)]
         if not fields:
             return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None)
         return await self._engine.load(batch, fields, lookup, timeout_s)
+
+    def _tell_dropped(self, names: list[str], partition: str) -> None:
+        if fresh := [name for name in names if name not in self._dropped]:
+            self._dropped.update(fresh)
+            log.warning(
+                "fields %s are left out of a get from partition %r: not all of its rows have them. "
+                "TQ_MISSING_FIELDS=error makes that an error",
+                fresh,
+                partition,
+            )
 
     # ------------------------------------------------------------------------------------------------- list and clear
 

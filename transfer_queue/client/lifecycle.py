@@ -6,13 +6,13 @@ import atexit
 import importlib
 import logging
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.options import in_ray
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.server_info import controller_address
@@ -25,6 +25,9 @@ __all__ = ["close", "current_client", "get_client", "init", "queue_named_by"]
 
 
 log = logging.getLogger(__name__)
+
+_CLIENT_CHOICES = ("layout", "missing_fields", "traces")
+"""Settings of each client, not of the queue."""
 
 
 class LocalQueue(Protocol):
@@ -69,7 +72,8 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); where Ray is
     initialized, the queue of its cluster, which is started there if there is none; else server processes are started on
     this machine. A queue that is started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this
-    process. Returns the merged settings if it started the queue, ``conf`` as given if it attached.
+    process. ``layout``, ``missing_fields`` and ``traces`` of ``conf`` are this process's choice, wherever the queue is
+    found. Returns the merged settings if it started the queue, ``conf`` as given if it attached.
 
     Raises ConfigError, StartError, ConnectionLostError.
     """
@@ -79,13 +83,13 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
             return cast("DictConfig | None", conf)
         found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
-            _state.client = _attach(found)
+            _state.client = _attach(_with_choices(found, conf))
             _state.conf = _plain(conf)
             return cast("DictConfig | None", conf)
         launched = _ray_launcher()
         if launched is not None:
             queue, merged = launched.find_or_start(conf)
-            _attach_in_ray(queue)
+            _attach_in_ray(queue, conf)
             _state.conf = _plain(conf)
             return cast("DictConfig | None", merged if queue.created else conf)
         local, merged = _start_local(conf)
@@ -93,7 +97,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
         log.info("found no queue to attach to: started one of local processes, controller at %s", where)
         _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
         try:
-            _state.client = _attach(local.attach_config)
+            _state.client = _attach(_with_choices(local.attach_config, conf))
         except BaseException:
             close()
             raise
@@ -160,15 +164,12 @@ def _attach(config: AttachConfig) -> TransferQueueClient:
 
 def _ray_launcher() -> Any:
     """The module that starts and finds queues in Ray, if the program has initialized Ray."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return None
-    return importlib.import_module("transfer_queue.launch.ray_cluster")
+    return importlib.import_module("transfer_queue.launch.ray_cluster") if in_ray() else None
 
 
-def _attach_in_ray(queue: RayQueue) -> TransferQueueClient:
+def _attach_in_ray(queue: RayQueue, conf: DictConfig | Mapping[str, Any] | None = None) -> TransferQueueClient:
     try:
-        client = _attach(queue.attach_config)
+        client = _attach(_with_choices(queue.attach_config, conf))
     except BaseException:
         if queue.created:
             queue.stop()
@@ -189,7 +190,7 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
         addresses = [controller_address(info)]
     if not addresses:
         return None
-    known: dict[str, Any] = {name: plain[name] for name in ("name", "layout", "traces", "security") if name in plain}
+    known: dict[str, Any] = {name: plain[name] for name in ("name", "security", *_CLIENT_CHOICES) if name in plain}
     found = validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
     for address in found.controller.addresses:
         try:
@@ -197,6 +198,17 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
         except ConfigError as error:
             raise ConfigError(f"conf: controller.addresses: {error}") from None
     return found
+
+
+def _with_choices(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig:
+    """``config``, with what a client chooses for itself as ``conf`` says, wherever the queue was found."""
+    plain: dict[str, Any] = _plain(conf) or {}
+    chosen = {name: plain[name] for name in _CLIENT_CHOICES if plain.get(name) is not None}
+    if not chosen:
+        return config
+    named = {"controller": {"addresses": config.controller.addresses}}
+    checked = validate_document(AttachConfig, {**chosen, **named}, "conf")
+    return config.model_copy(update={name: getattr(checked, name) for name in chosen})
 
 
 def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:

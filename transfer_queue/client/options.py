@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +11,17 @@ from transfer_queue.client.arguments import check_seconds
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.errors import ConfigError
 
-__all__ = ["ClientOptions"]
+__all__ = ["ClientOptions", "MissingFields", "in_ray", "missing_fields"]
+
+MissingFields = Literal["error", "drop"]
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Seconds. ``layout`` and ``allow_pickle``: see ``config.attach``."""
+    """Seconds. ``layout``, ``missing_fields`` and ``allow_pickle``: see ``config.attach``."""
 
     layout: Literal["jagged", "dense"] = "jagged"
+    missing_fields: MissingFields = "error"
     allow_pickle: bool = True
     connect_s: float = 30.0
     request_s: float = 60.0
@@ -31,9 +35,11 @@ class ClientOptions:
 
     @classmethod
     def of(cls, config: AttachConfig) -> ClientOptions:
-        """``TQ_LAYOUT`` goes before the settings. Raises ConfigError for a variable with a value that cannot be."""
+        """``TQ_LAYOUT`` and ``TQ_MISSING_FIELDS`` go before the settings. Raises ConfigError for a variable
+        with a value that cannot be."""
         return cls(
             layout=_layout(config.layout),
+            missing_fields=missing_fields(config.missing_fields, compatible=in_ray()),
             allow_pickle=config.security.allow_pickle,
             connect_s=_seconds("TQ_CONNECT_TIMEOUT", cls.connect_s),
             request_s=_seconds("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", cls.request_s),
@@ -52,6 +58,23 @@ def _layout(default: Literal["jagged", "dense"]) -> Literal["jagged", "dense"]:
     if text not in ("jagged", "dense"):
         raise ConfigError(f"environment variable TQ_LAYOUT: {text!r} is not a layout; use jagged or dense")
     return "dense" if text == "dense" else "jagged"
+
+
+def missing_fields(setting: MissingFields | None, *, compatible: bool) -> MissingFields:
+    """``TQ_MISSING_FIELDS``, else the setting, else ``drop`` for a program that is ``compatible``: of 0.1.x.
+
+    Raises ConfigError.
+    """
+    text = os.environ.get("TQ_MISSING_FIELDS") or setting or ("drop" if compatible else "error")
+    if text not in ("error", "drop"):
+        raise ConfigError(f"environment variable TQ_MISSING_FIELDS: {text!r} is not a choice; use error or drop")
+    return "drop" if text == "drop" else "error"
+
+
+def in_ray() -> bool:
+    """Whether this program has initialized Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def _traces(setting: bool | None) -> Literal["no", "if installed", "yes"]:

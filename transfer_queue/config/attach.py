@@ -37,12 +37,16 @@ class AttachSecurity(PeerSecurity):
 class AttachConfig(TerseDocument):
     """Everything else (backend, its settings, units) comes from the controller.
 
-    ``traces``: OpenTelemetry spans; None: if the environment asks for them.
+    ``layout``: how fields of two or more dimensions come back. ``missing_fields``: what a get by key does with a named
+    field that some of the rows lack: ``error`` refuses it, ``drop`` leaves it out as 0.1.x does; None: ``drop`` where
+    Ray is initialized, as in every program of 0.1.x, else ``error``. ``traces``: OpenTelemetry spans; None: if the
+    environment asks for them.
     """
 
     name: str = "default"
     controller: ControllerAddresses
     layout: Literal["jagged", "dense"] = "jagged"
+    missing_fields: Literal["error", "drop"] | None = None
     traces: bool | None = None
     security: AttachSecurity = AttachSecurity()
 

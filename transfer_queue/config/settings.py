@@ -49,6 +49,7 @@ def _capacity(value: object) -> str:
 
 _CHECKS: dict[str, Callable[[object], str]] = {
     "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
+    "missing_fields": lambda value: "" if value in ("error", "drop") else "must be error or drop",
     "metrics.enabled": _flag,
     "metrics.port": _whole(0, 65535),
     "controller.polling_mode": _flag,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import numpy as np
@@ -107,16 +108,25 @@ def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
                 f"rows are not ready: {_describe(partition, lacking)} of partition {command.partition!r} have no data"
             )
         return
-    for name in names:
-        if (owner := partition.fields.family_of.get(name)) is None:
-            raise NotReadyError(
-                f"field {name!r} is not ready: nobody has written it to partition {command.partition!r}"
-            )
-        lacking = as_positions(rows)[owner.slot.array[rows] <= 0]
+    if unknown := [name for name in dict.fromkeys(names) if name not in partition.fields.family_of]:
+        raise NotReadyError(_never_written(unknown, partition, command.partition))
+    faults = []
+    for name in dict.fromkeys(names):
+        lacking = as_positions(rows)[partition.fields.family_of[name].slot.array[rows] <= 0]
         if len(lacking):
-            raise NotReadyError(
-                f"field {name!r} is not ready for {_describe(partition, lacking)} of partition {command.partition!r}"
-            )
+            faults.append(f"field {name!r} is not ready for {_describe(partition, lacking)}")
+    if faults:
+        raise NotReadyError(f"{'; '.join(faults)} of partition {command.partition!r}")
+
+
+def _never_written(unknown: list[str], partition: Partition, name: str) -> str:
+    known = partition.fields.sorted_names
+    near = [match for field in unknown for match in difflib.get_close_matches(field, known, n=1)]
+    hint = f"; did you mean {' and '.join(map(repr, dict.fromkeys(near)))}?" if near else ""
+    what = f"field {unknown[0]!r} is" if len(unknown) == 1 else f"fields {name_some(unknown)} are"
+    them = "it" if len(unknown) == 1 else "them"
+    others = f", which has {name_some(known)}{hint}" if known else ""
+    return f"{what} not ready: nobody has written {them} to partition {name!r}{others}"
 
 
 def _describe(partition: Partition, positions: Ints) -> str:

@@ -84,6 +84,8 @@ def test_driver_actors_and_tasks_use_one_queue(queue: RayCluster) -> None:
     assert ray.get(worker.get.remote("driver"), timeout=60) == [[1, 2]]
     assert ray.get(asynchronous.swap.remote("async", "actor", [5, 6]), timeout=60) == [[3, 4]]
     assert rows_of(tq.kv_batch_get(["async"], "p")) == [[5, 6]]
+    optional = tq.kv_batch_get(["async"], "p", ["x", "values"])  # as programs of 0.1.x do, which are all in Ray
+    assert list(optional.keys()) == ["x"]
     assert ray.get(keys_in_a_task.remote(), timeout=60) == ["driver", "actor", "async"]
 
 
