@@ -78,6 +78,40 @@ def test_a_command_uses_the_queue_and_gives_its_exit_code(kind: str, request: py
     assert done.returncode == 7
 
 
+LISTENERS = """
+import json, os, psutil, socket, transfer_queue as tq
+tq.init()
+tq.kv_put(key="a", partition_id="p", fields={"note": "hello"})
+found = []
+for process in psutil.process_iter():
+    try:
+        if process.environ().get("XDG_STATE_HOME") != os.environ["XDG_STATE_HOME"]:
+            continue
+        listening = [each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        found += [(process.pid, address.ip, address.port) for address in listening]
+    except psutil.Error:
+        continue
+reached = []
+for device in psutil.net_if_addrs().values():
+    for own in device:
+        if own.family == socket.AF_INET and not own.address.startswith("127."):
+            for pid, _, port in found:
+                with socket.socket() as probe:
+                    if probe.connect_ex((own.address, port)) == 0:
+                        reached.append((" ".join(psutil.Process(pid).cmdline()), own.address, port))
+print(json.dumps([len({pid for pid, _, _ in found}), reached]))
+tq.close()
+"""
+
+
+@pytest.mark.parametrize(("kind", "processes"), [("simple", 3), ("mooncake", 5)])
+def test_nothing_listens_to_the_network(kind: str, processes: int, request: pytest.FixtureRequest) -> None:
+    queue: QueueCommand = request.getfixturevalue(kind)
+    done = queue.up(sys.executable, "-c", LISTENERS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [processes, []]
+
+
 def test_a_signal_reaches_the_command_whose_end_ends_the_queue(simple: QueueCommand) -> None:
     handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     code = f"{handler}; print(1, flush=True); signal.pause()"

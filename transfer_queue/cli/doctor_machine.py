@@ -135,7 +135,6 @@ def ports(subject: Subject) -> Iterator[Finding]:
         wanted[f"spec.storage.metricsPort + {number}"] = unit.metrics_port
     if plan.master is not None:
         wanted["spec.backend.mooncake.master.rpcPort"] = plan.master.rpc_port
-        wanted["spec.backend.mooncake.master.httpMetadataPort"] = plan.master.http_metadata_port
         wanted["spec.backend.mooncake.master.metricsPort"] = plan.master.metrics_port
     taken = [(setting, port) for setting, port in wanted.items() if port and (reason := _unusable(port))]
     for setting, port in taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 
 __all__ = ["LocalStack", "default_plan"]
+
+log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 _LIFE = timedelta(days=3650)
@@ -151,17 +154,28 @@ class LocalStack:
         return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)
 
     def _start_master(self, master: Master) -> MasterEndpoints:
+        from transfer_queue.storage.mooncake.loopback import can_confine
         from transfer_queue.storage.mooncake.master import MasterProcess
         from transfer_queue.storage.mooncake.settings import MasterSettings
 
         settings = MasterSettings(
             host=HOST,
             rpc_port=master.rpc_port,
-            http_metadata_port=master.http_metadata_port,
+            http_metadata_port=None,  # it would listen on all addresses
             metrics_port=master.metrics_port,
         )
         self._master = MasterProcess(settings, self.directory / "mooncake_master.log")
-        return self._master.start()
+        endpoints = self._master.start()
+        exposed = [f"mooncake_master at {address}" for address in self._master.exposed()]
+        if not can_confine():
+            exposed.append("the transfer engine of each storage unit and program (Linux 5.7 or newer closes it)")
+        if exposed:
+            log.warning(
+                "open to the network, without credentials: %s; keep others away by a firewall, or use the backend "
+                "simple",
+                ", ".join(exposed),
+            )
+        return endpoints
 
     @property
     def controller_addresses(self) -> list[str]:

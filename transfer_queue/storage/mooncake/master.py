@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.storage.mooncake import engine, guard
 from transfer_queue.storage.mooncake.admin import Admin
+from transfer_queue.storage.mooncake.loopback import is_loopback
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
 __all__ = ["MasterEndpoints", "MasterProcess"]
@@ -70,13 +72,10 @@ class MasterProcess:
             raise StartError("this Mooncake master was already started")
         binary = self._binary or engine.find_master()
         host = _interface_address(self._settings.rpc_interface) or self._settings.host
-        rpc, metadata, metrics = self._choose_ports(host)
-        flags = {
+        rpc, metrics, *metadata = self._choose_ports(host)
+        flags: dict[str, object] = {
             "rpc_address": host,
             "rpc_port": rpc,
-            "enable_http_metadata_server": "true",
-            "http_metadata_server_host": host,
-            "http_metadata_server_port": metadata,
             "metrics_host": host,
             "metrics_port": metrics,
             # Unread data must never be evicted: a full store refuses puts instead.
@@ -88,17 +87,30 @@ class MasterProcess:
             "put_start_discard_timeout_sec": 30,
             "put_start_release_timeout_sec": 60,
         }
+        metadata_server = "P2PHANDSHAKE"
+        for port in metadata:
+            metadata_server = f"http://{host}:{port}/metadata"
+            flags |= {
+                "enable_http_metadata_server": "true",
+                "http_metadata_server_host": host,
+                "http_metadata_server_port": port,
+            }
         self._launch(binary, flags)
         try:
-            self._await_ready(Admin(f"{host}:{metrics}", timeout_s=1.0), {rpc, metadata, metrics})
+            self._await_ready(Admin(f"{host}:{metrics}", timeout_s=1.0), {rpc, metrics, *metadata})
         except BaseException:
             self.stop()
             raise
-        return MasterEndpoints(f"{host}:{rpc}", f"http://{host}:{metadata}/metadata", f"{host}:{metrics}")
+        return MasterEndpoints(f"{host}:{rpc}", metadata_server, f"{host}:{metrics}")
 
     def poll(self) -> int | None:
         """Exit status of a master that ended by itself, else None."""
         return self._process.poll() if self._process else None
+
+    def exposed(self) -> list[str]:
+        """host:port where it listens although it was told to serve this machine alone; old masters do."""
+        listening = sorted(_listening(self._process.pid)) if self._process else []
+        return [join_address(host, port) for host, port in listening if not is_loopback(host)]
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End the master and wait for it. Idempotent."""
@@ -156,7 +168,7 @@ class MasterProcess:
                 raise StartError(f"mooncake_master ended at once ({_describe(status)}): {self.log_tail()}")
             # It reports itself ready even if its RPC port is taken, and some versions run on without their HTTP
             # ports: only the sockets tell.
-            if ports <= _listening(self._process.pid) and admin.ready():
+            if ports <= {port for _, port in _listening(self._process.pid)} and admin.ready():
                 return
             if time.monotonic() > deadline:
                 raise StartError(
@@ -167,9 +179,10 @@ class MasterProcess:
     def _choose_ports(self, host: str) -> list[int]:
         wanted = {
             "rpcPort": self._settings.rpc_port,
-            "httpMetadataPort": self._settings.http_metadata_port,
             "metricsPort": self._settings.metrics_port,
         }
+        if self._settings.http_metadata_port is not None:
+            wanted["httpMetadataPort"] = self._settings.http_metadata_port
         sockets: list[socket.socket] = []  # all held until all are chosen, so that free ones are distinct
         try:
             for name, port in wanted.items():
@@ -220,12 +233,12 @@ def _known_flags(binary: str) -> set[str]:
     return flags
 
 
-def _listening(pid: int) -> set[int]:
+def _listening(pid: int) -> set[tuple[str, int]]:
     try:
         connections = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
         return set()
-    return {int(each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
+    return {(str(each.laddr.ip), int(each.laddr.port)) for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 def _describe(status: int) -> str:

@@ -20,6 +20,7 @@ from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of, merged_spans
 from transfer_queue.storage.mooncake.devices import choose_devices
+from transfer_queue.storage.mooncake.loopback import confined, is_loopback
 from transfer_queue.storage.mooncake.parts import block_key
 from transfer_queue.storage.mooncake.priority import with_low_priority
 from transfer_queue.storage.mooncake.ranges import Range
@@ -298,7 +299,7 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
         chosen = choose_devices(settings.device_name, os.environ, segment_bytes=segment_bytes)
         devices = chosen.device_name
         _prepare_rdma(chosen.environment)
-    local = os.environ.get("LOCAL_IP") or _address_toward(master_host(settings))
+    local = _local_address(master_host(settings))
     _prepare_environment(settings, local)
     deadline = time.monotonic() + settings.start_timeout
     delay, tries = _RETRY_S[0], 0
@@ -347,7 +348,7 @@ def _set_up(
     name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
-    with engine.quiet():
+    with engine.quiet(), confined(wanted=is_loopback(local)):
         code = raw.setup(
             name,
             settings.metadata_server,
@@ -364,6 +365,12 @@ def _set_up(
     return Store(raw, module, settings, name, reserved), 0
 
 
+def _local_address(master: str) -> str:
+    """The address by which others reach this process. With a master on loopback the store is one of this machine."""
+    toward = _address_toward(master)
+    return toward if is_loopback(toward) else os.environ.get("LOCAL_IP") or toward
+
+
 def _address_toward(host: str) -> str:
     """The address that others reach this host by. No packet is sent."""
     try:
@@ -377,7 +384,10 @@ def _address_toward(host: str) -> str:
 
 def _prepare_environment(settings: MooncakeSettings, local: str) -> None:
     """The engine reads these, some of them long after set-up."""
-    os.environ.setdefault("MC_TCP_BIND_ADDRESS", local)
+    if is_loopback(local):
+        os.environ["MC_TCP_BIND_ADDRESS"] = local
+    else:
+        os.environ.setdefault("MC_TCP_BIND_ADDRESS", local)
     if settings.cluster_id:
         os.environ["MC_STORE_CLUSTER_ID"] = settings.cluster_id
     host = urllib.parse.urlsplit(settings.metadata_server).hostname
