@@ -126,7 +126,9 @@ def test_a_folder_of_something_else_is_never_overwritten(stacks: tuple[Stack, St
     first = json.loads((tmp_path / "metadata.json").read_text())["data"]
     (tmp_path / first / "notes.txt").write_text("of the user")
     run(*save)
-    assert [path.name for path in (tmp_path / first).iterdir()] == ["notes.txt"]  # all that was the former save's is gone
+    assert [path.name for path in (tmp_path / first).iterdir()] == [
+        "notes.txt"
+    ]  # all that was the former save's is gone
     for name in ("data-train", "data-20260101", ".new-20260101"):
         assert (tmp_path / name / "blocks-00000").read_bytes() == b"of the user"
     assert "holds 3 rows" in run("show", str(tmp_path)).stdout

@@ -144,8 +144,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_not_foreign(directory: Path) -> None:
-    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint. One that cannot be read counts
-    as a damaged checkpoint where a save left a folder of data beside it."""
+    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint. One that cannot be read
+    counts as a damaged checkpoint where a save left a folder of data beside it."""
     path = directory / _MANIFEST
     try:
         about = json.loads(path.read_bytes())

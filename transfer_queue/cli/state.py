@@ -6,15 +6,21 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from transfer_queue.config.ownership import private_folder
 from transfer_queue.errors import StartError, TransferQueueError
 
 __all__ = ["RunningQueue", "ServerState", "claim", "read_running", "state_root", "stop_running", "write_running"]
+
+
+_OTHER_FOLDER = "set XDG_STATE_HOME to a folder of yours that can be written"
+_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log")
+"""Written by every run that says so in its note, besides two for each server."""
 
 
 class ServerState(msgspec.Struct):
@@ -46,24 +52,34 @@ def state_root() -> Path:
 def claim(name: str) -> Iterator[Path]:
     """The folder of queue ``name``, which is this process's until the end of the block.
 
-    Raises StartError if a process has it. Logs of the last run stay until the next one.
+    Raises StartError if a process has it, or if it is not this user's. Logs of the last run stay until the next one,
+    which removes those of the servers that the last run noted.
     """
     folder = state_root() / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_folder(folder, 2, fix=_OTHER_FOLDER)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartError(f"{folder}: {error.strerror}; set XDG_STATE_HOME to a folder that can be written") from None
+        raise StartError(f"{folder}: {error.strerror}; {_OTHER_FOLDER}") from None
     try:
         if not _lock(lock):
             raise StartError(f"queue {name} is already running here; stop it with: tq down {name}")
-        for old in folder.iterdir():
-            if old.name != "lock" and not old.is_dir():  # folders: what a durable queue takes up again
-                old.unlink()
+        for note in ("queue.json", "last.json"):  # the first, if the last run was killed
+            _remove_noted(folder, note)
         yield folder
-        (folder / "queue.json").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            (folder / "queue.json").rename(folder / "last.json")
     finally:
         os.close(lock)
+
+
+def _remove_noted(folder: Path, note: str) -> None:
+    """Remove what a former run wrote, as its note says, and the note."""
+    with suppress(FileNotFoundError, msgspec.DecodeError):
+        queue = msgspec.json.decode((folder / note).read_bytes(), type=RunningQueue)
+        servers = [server.name for server in queue.servers if "/" not in server.name]
+        for name in [note, *_COMMON_FILES, *(f"{server}.{kind}" for server in servers for kind in ("log", "json"))]:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _lock(descriptor: int) -> bool:

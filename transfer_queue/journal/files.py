@@ -24,7 +24,17 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 from transfer_queue.errors import CorruptJournalError
 
-__all__ = ["HEADER_BYTES", "Header", "SegmentReader", "frame", "numbered", "pack_header", "read_header"]
+__all__ = [
+    "HEADER_BYTES",
+    "Header",
+    "SegmentReader",
+    "frame",
+    "magic",
+    "numbered",
+    "pack_header",
+    "read_header",
+    "unfinished",
+]
 
 Kind = Literal["segment", "snapshot"]
 _MAGIC: Final[dict[Kind, bytes]] = {"segment": b"TQJOURN1", "snapshot": b"TQSNAPS1"}
@@ -49,6 +59,16 @@ def numbered(folder: Path, kind: Kind) -> dict[int, Path]:
     return dict(sorted((int(match[2], 16), path) for match, path in found if match[1] == kind))
 
 
+def unfinished(folder: Path) -> list[Path]:
+    """Snapshots that a crash cut short."""
+    return [path for path in folder.glob("snapshot-*.new") if _NAME.fullmatch(path.stem)]
+
+
+def magic(kind: Kind) -> bytes:
+    """What a file of this kind begins with."""
+    return _MAGIC[kind]
+
+
 def pack_header(kind: Kind, header: Header) -> bytes:
     raw = _HEADER.pack(_MAGIC[kind], *header)
     return raw + _CRC.pack(zlib.crc32(raw))
@@ -68,8 +88,8 @@ def read_header(file: BinaryIO, path: Path, kind: Kind) -> Header | None:
     raw = file.read(HEADER_BYTES)
     if len(raw) < HEADER_BYTES or not any(raw):
         return None
-    magic, *numbers = _HEADER.unpack_from(raw)
-    if _CRC.unpack_from(raw, _HEADER.size)[0] != zlib.crc32(raw[: _HEADER.size]) or magic != _MAGIC[kind]:
+    begin, *numbers = _HEADER.unpack_from(raw)
+    if _CRC.unpack_from(raw, _HEADER.size)[0] != zlib.crc32(raw[: _HEADER.size]) or begin != _MAGIC[kind]:
         raise corrupt(path, 0, f"the header is not that of a {kind}, or it was damaged")
     return Header(*numbers)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from transfer_queue.config.ownership import check_file, is_own, open_own
 from transfer_queue.errors import JournalWriteError, StartError
 from transfer_queue.journal.files import (
     HEADER_BYTES,
@@ -15,8 +16,10 @@ from transfer_queue.journal.files import (
     SegmentReader,
     corrupt,
     frame,
+    magic,
     numbered,
     pack_header,
+    unfinished,
 )
 
 __all__ = ["Journal", "Recovered"]
@@ -57,10 +60,16 @@ class Journal:
 
     def _claim(self) -> int:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self.folder / "lock"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(f"cannot keep a journal in {self.folder}: {error.strerror}; give another folder") from None
+        try:
+            check_file(lock, path)
+        except StartError:
+            os.close(lock)
+            raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -74,8 +83,7 @@ class Journal:
 
     def recover(self) -> Recovered:
         """Read what is there and get ready to append. Raises CorruptJournalError, naming file and byte."""
-        for leftover in self.folder.glob("*.new"):  # a snapshot that was not finished
-            leftover.unlink()
+        self._delete(unfinished(self.folder))
         snapshots = numbered(self.folder, "snapshot")
         segments = numbered(self.folder, "segment")
         first = max(snapshots, default=0)
@@ -129,7 +137,7 @@ class Journal:
             return
         number = max(segments)
         if last.header is None:
-            last.path.unlink()
+            self._delete([last.path])
             before = segments.get(number - 1)
             self._start_segment(number, 0 if before is None else before.stat().st_size)
             return
@@ -200,7 +208,7 @@ class Journal:
         path = self.folder / f"snapshot-{number:016x}"
         fresh = path.with_suffix(".new")
         try:
-            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            handle = open_own(fresh, magic("snapshot"))
             try:
                 _write_all(handle, [pack_header("snapshot", Header(number, 0)), *frame([payload])])
                 os.fsync(handle)
@@ -216,6 +224,8 @@ class Journal:
 
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in sorted(paths):  # ascending: a crash in between leaves no gap
+            if not is_own(path, magic("segment" if path.name.startswith("segment") else "snapshot")):
+                raise corrupt(path, 0, "the file is of something else than the journal")
             path.unlink()
 
     def _sync_folder(self) -> None:

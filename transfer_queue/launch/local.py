@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.ownership import private_folder
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
 from transfer_queue.errors import ConfigError, StartError
@@ -95,11 +96,14 @@ class LocalStack:
             return
         shared = SHARED_MEMORY / f"transferqueue-{os.getuid()}" / self.plan.name
         arenas = shared if durability == "process" else self.directory / "arenas"
-        arenas.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = 2 if durability == "process" else 1
+        private_folder(arenas, own, fix="set spec.controller.durability to node, which keeps rows in the state folder")
         journal = self.directory / "journal"
-        own = {f"{shard}-of-{self.plan.shards}" for shard in range(self.plan.shards)} if self.plan.shards > 1 else {""}
+        expected = (
+            {f"{shard}-of-{self.plan.shards}" for shard in range(self.plan.shards)} if self.plan.shards > 1 else {""}
+        )
         kept = {path.name if path.is_dir() else "" for path in journal.glob("*")}
-        if not kept <= own:  # partitions would be looked for where they are not
+        if not kept <= expected:  # partitions would be looked for where they are not
             raise StartError(
                 f"{journal} is of a queue with another number of controllers than {self.plan.shards}; set "
                 "spec.controller.shards back, or remove the folder to start with an empty queue"

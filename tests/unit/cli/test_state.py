@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from transfer_queue.cli.state import RunningQueue, claim, read_running, state_root, write_running
+from transfer_queue.cli.state import RunningQueue, ServerState, claim, read_running, state_root, write_running
 from transfer_queue.errors import StartError
 
 
@@ -45,12 +46,30 @@ def test_a_name_can_be_claimed_once_at_a_time() -> None:
         pass
 
 
-def test_a_claim_removes_what_the_last_run_left() -> None:
+def test_a_claim_removes_what_the_last_run_noted_and_nothing_else() -> None:
     with claim("q") as folder:
-        (folder / "controller.log").write_text("old")
-    assert (state_root() / "q" / "controller.log").exists()
+        for name in ("storage-7.log", "attach.yaml", "notes.txt", "controller.log"):
+            (folder / name).write_text("old")
+        queue = RunningQueue("q", 1, "simple", "", "", [ServerState("storage-7", 1), ServerState("../q/notes.txt", 1)])
+        write_running(folder, queue)
+    assert (state_root() / "q" / "storage-7.log").exists()
     with claim("q") as folder:
-        assert {path.name for path in folder.iterdir()} == {"lock"}
+        assert {path.name for path in folder.iterdir()} == {"lock", "notes.txt", "controller.log"}
+
+
+def test_a_state_folder_that_others_made_or_may_write_is_refused(tmp_path: Path) -> None:
+    made = state_root() / "q"
+    made.mkdir(parents=True)
+    made.chmod(0o777)
+    with pytest.raises(StartError, match=r"can be written by others \(mode 0777\).*chmod 700"), claim("q"):
+        pass
+    made.rmdir()
+    made.symlink_to(tmp_path)
+    with pytest.raises(StartError, match="is not a folder"), claim("q"):
+        pass
+    made.unlink()
+    with claim("q") as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,19 @@ def test_a_snapshot_deletes_what_came_before_it(tmp_path: Path) -> None:
 
 def test_a_snapshot_cut_short_by_a_crash_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     written(tmp_path)
-    (tmp_path / "snapshot-0000000000000001.new").write_bytes(b"half")
+    (tmp_path / "snapshot-0000000000000001.new").write_bytes(b"TQSNAPS1 and half of the rest")
+    (tmp_path / "notes.new").write_text("of the user")
     assert recovered(tmp_path) == BATCHES
-    assert not list(tmp_path.glob("*.new"))
+    assert list(tmp_path.glob("*.new")) == [tmp_path / "notes.new"]
+
+
+def test_a_file_of_something_else_is_named_and_stays_whatever_it_is_called(tmp_path: Path) -> None:
+    written(tmp_path)
+    foreign = tmp_path / "snapshot-0000000000000001.new"
+    foreign.write_text("of the user")
+    with pytest.raises(CorruptJournalError, match=f"{foreign} at byte 0: the file is of something else"):
+        recovered(tmp_path)
+    assert foreign.read_text() == "of the user"
 
 
 @pytest.mark.parametrize("harm", ["missing", "shortened", "renamed"])

@@ -102,3 +102,31 @@ async def test_two_units_cannot_serve_one_arena(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="served by another process"):
         await start(tmp_path)
     await first.close()
+
+
+async def test_files_of_something_else_are_refused_and_stay(tmp_path: Path) -> None:
+    arena, index = tmp_path / "u0.arena", tmp_path / "u0.index"
+    arena.write_text("of the user")
+    with pytest.raises(StartError, match=f"{arena} is not an arena"):
+        await start(tmp_path)
+    assert arena.read_text() == "of the user"
+    arena.unlink()
+    index.write_text("of the user")
+    with pytest.raises(StartError, match=f"{index} is not a block index"):
+        await start(tmp_path)
+    assert index.read_text() == "of the user"
+
+
+async def test_an_index_of_an_earlier_arena_and_an_arena_that_was_begun_start_empty(tmp_path: Path) -> None:
+    first = await start(tmp_path)
+    peer = Peer()
+    first.connected(peer)
+    put(first, peer, BLOCK, b"gone with the arena")
+    await crash(first)
+    arena = tmp_path / "u0.arena"
+    os.truncate(arena, 4096)  # killed once the header was written
+    for lost in (lambda: None, arena.unlink, (tmp_path / "u0.index").unlink):
+        lost()
+        again = await start(tmp_path)
+        assert await again.inventory() == []
+        await crash(again)

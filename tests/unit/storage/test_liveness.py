@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from transfer_queue.storage.memory import unit
-from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
-from transfer_queue.storage.memory.unit import remove_abandoned
+from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
+from transfer_queue.storage.memory.liveness import UNIT_LOCK, drop_lock, holds_lock, take_lock
 
 
 def test_a_lock_ends_with_its_open_file_and_numbers_are_independent(tmp_path: Path) -> None:
@@ -24,20 +21,14 @@ def test_a_lock_ends_with_its_open_file_and_numbers_are_independent(tmp_path: Pa
     os.close(asker)
 
 
-def test_only_arenas_without_a_living_unit_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit, "_ABANDONED_S", 0.0)
-    living, dead, other = (tmp_path / name for name in ("tq-a-1-x", "tq-b-2-y", "other"))
-    for path in (living, dead, other):
-        path.touch()
-    holder = os.open(living, os.O_RDWR)
-    take_lock(holder, UNIT_LOCK)
+def test_arenas_of_killed_units_are_removed_at_once_and_nothing_else_is(tmp_path: Path) -> None:
+    living, dead = (ArenaFile(4096, tmp_path / name) for name in ("tq-a-1-x", "tq-b-2-y"))
+    drop_lock(dead.descriptor, UNIT_LOCK)  # as a kill does
+    users = [tmp_path / name for name in ("other", "tq-my-data-1", "tq-empty-file-1")]
+    for path, content in zip(users, ("a", "a data set, much longer than the header", ""), strict=True):
+        path.write_text(content)
+    (tmp_path / "tq-a-link-1").symlink_to(dead.path)
     remove_abandoned(tmp_path)
-    assert sorted(tmp_path.iterdir()) == [other, living]
-    os.close(holder)
-
-
-def test_a_new_arena_is_left_alone_before_its_unit_locked_it(tmp_path: Path) -> None:
-    young = tmp_path / "tq-a-1-x"
-    young.touch()
-    remove_abandoned(tmp_path)
-    assert young.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, tmp_path / "tq-a-link-1", *users])
+    living.close()
+    dead.close()

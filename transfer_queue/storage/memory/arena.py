@@ -3,6 +3,7 @@
 ::
 
     offset 0      nonce, 16 random bytes: who maps the file and reads the nonce that the unit told it shares its memory
+           16     8 bytes that say that the file is an arena: written once its unit holds its lock
            4096   extents
 
 Untouched pages of a new file are several times slower to write than warm ones, so they are faulted in ahead of use, in
@@ -24,13 +25,16 @@ from typing import Final
 
 import numpy as np
 
+from transfer_queue.config.ownership import check_file
 from transfer_queue.errors import InvalidInputError, StartError
 from transfer_queue.storage.memory.extents import Extents
+from transfer_queue.storage.memory.liveness import UNIT_LOCK, drop_lock, holds_lock, take_lock
 
-__all__ = ["ArenaFile", "attach_arena", "populate"]
+__all__ = ["ArenaFile", "attach_arena", "populate", "remove_abandoned"]
 
 DATA_START: Final = 4096
 NONCE_BYTES: Final = 16
+MAGIC: Final = b"TQSHMEM1"
 SLICE_BYTES: Final = 32 << 20
 DEFAULT_FOLDER: Final = Path("/dev/shm")
 MADV_POPULATE_WRITE: Final = 23
@@ -44,9 +48,9 @@ class ArenaFile:
     """A file of ``capacity`` bytes for extents, plus one page, mapped shared.
 
     ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. ``keep``: the file outlives this object,
-    and one that is there is taken as it is. ``reserve``: all of it gets its place on the disk now, so that no write
-    meets a full one. Raises StartError, naming the path, if it cannot be created or its file system has too little
-    room.
+    and an arena that is there is taken as it is. ``reserve``: all of it gets its place on the disk now, so that no
+    write meets a full one. Raises StartError, naming the path, if it cannot be created, is in use, is no arena or
+    another user's, or its file system has too little room.
     """
 
     def __init__(
@@ -59,14 +63,18 @@ class ArenaFile:
         self.nbytes = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
         """Bytes of the file."""
         self._keep = keep
-        existing = self._open() if keep else None
-        self._map = existing or self._create()
+        self.is_new = False
+        """Whether there was none, or one that was only begun."""
+        self.descriptor = self._open() if keep else -1
+        """Of the file, with the unit's lock."""
+        if self.descriptor < 0:
+            self.descriptor = self._create()
+        self._map = self._mapped()
         if reserve:
             self._reserve()
         self.memory = memoryview(self._map)
         """All bytes of the file; offsets of extents count from its start."""
-        self.nonce = bytes(self.memory[:NONCE_BYTES]) if existing else secrets.token_bytes(NONCE_BYTES)
-        self.memory[:NONCE_BYTES] = self.nonce
+        self.nonce = bytes(self.memory[:NONCE_BYTES])
         self.prefaulted = 0
         """Bytes faulted in so far."""
         self.prefault_error: str | None = None
@@ -74,59 +82,92 @@ class ArenaFile:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def _open(self) -> mmap.mmap | None:
-        """The file of an earlier process; None if there is none, or one that it did not finish to make."""
+    def _open(self) -> int:
+        """The file of an earlier process, with this one's lock; -1 if there is none."""
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return -1
         except OSError as error:
             raise StartError(f"cannot open the arena {self.path}: {error.strerror}; give another path") from error
         try:
-            size = os.fstat(handle).st_size
-            if size == self.nbytes:
-                return mmap.mmap(handle, self.nbytes)
-        finally:
-            os.close(handle)
-        if size:
-            raise StartError(f"the arena {self.path} has {size} bytes, not {self.nbytes}; remove it to start empty")
-        self.path.unlink()
-        return None
-
-    def _create(self) -> mmap.mmap:
-        folder = self.path.parent
-        try:
-            room = os.statvfs(folder)
-            available = room.f_bavail * room.f_frsize
-            if available < self.nbytes:
+            check_file(handle, self.path)
+            if holds_lock(handle, UNIT_LOCK):
                 raise StartError(
-                    f"{folder} has {available // MIB} MiB free, and an arena at {self.path} needs "
-                    f"{-(-self.nbytes // MIB)} MiB: lower the storage capacity or enlarge {folder} (mount -o "
-                    "remount,size=...; in a pod: an emptyDir of medium Memory with a larger sizeLimit)"
+                    f"the arena {self.path} is served by another process; stop it or choose another directory"
                 )
+            size = os.fstat(handle).st_size
+            if size and not _is_arena(handle):
+                raise StartError(f"{self.path} is not an arena of this version; move it away to start empty")
+            if size not in (0, DATA_START, self.nbytes):
+                raise StartError(f"the arena {self.path} has {size} bytes, not {self.nbytes}; remove it to start empty")
+            take_lock(handle, UNIT_LOCK)
+            if size != self.nbytes:  # its maker was killed
+                self._check_room()
+                self._make(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def _create(self) -> int:
+        try:
+            self._check_room()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(f"cannot create the arena {self.path}: {error.strerror}; give another path") from error
         try:
-            os.ftruncate(handle, self.nbytes)
-            return mmap.mmap(handle, self.nbytes)
-        except (OSError, ValueError) as error:
+            take_lock(handle, UNIT_LOCK)
+            self._make(handle)
+        except BaseException:
             self.path.unlink(missing_ok=True)
-            raise StartError(f"cannot map {self.nbytes} bytes of the arena {self.path}: {error}") from error
-        finally:
             os.close(handle)
+            raise
+        return handle
+
+    def _check_room(self) -> None:
+        folder = self.path.parent
+        room = os.statvfs(folder)
+        available = room.f_bavail * room.f_frsize
+        if available < self.nbytes:
+            raise StartError(
+                f"{folder} has {available // MIB} MiB free, and an arena at {self.path} needs "
+                f"{-(-self.nbytes // MIB)} MiB: lower the storage capacity or enlarge {folder} (mount -o "
+                "remount,size=...; in a pod: an emptyDir of medium Memory with a larger sizeLimit)"
+            )
+
+    def _make(self, handle: int) -> None:
+        """The header first: a file that has it is an arena, whatever becomes of this process."""
+        try:
+            self.is_new = True
+            os.pwrite(handle, (secrets.token_bytes(NONCE_BYTES) + MAGIC).ljust(DATA_START, b"\0"), 0)
+            os.ftruncate(handle, self.nbytes)
+        except OSError as error:
+            raise StartError(f"cannot make the arena {self.path}: {error.strerror}; give another path") from error
+
+    def _mapped(self) -> mmap.mmap:
+        try:
+            return mmap.mmap(self.descriptor, self.nbytes)
+        except (OSError, ValueError) as error:
+            self._discard()
+            raise StartError(f"cannot map {self.nbytes} bytes of the arena {self.path}: {error}") from error
 
     def _reserve(self) -> None:
-        handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(handle, 0, self.nbytes)
+            os.posix_fallocate(self.descriptor, 0, self.nbytes)
         except OSError as error:
+            self._map.close()
+            self._discard()
             raise StartError(
                 f"{self.path.parent} has no room for the {-(-self.nbytes // MIB)} MiB of the arena {self.path}: "
                 f"{error.strerror}; lower the storage capacity or make room there"
             ) from None
-        finally:
-            os.close(handle)
+
+    def _discard(self) -> None:
+        if self.is_new:
+            self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
+        self.descriptor = -1
 
     def extents(self, align: int = 64) -> Extents:
         """An allocator of this arena's extents, all free."""
@@ -181,8 +222,29 @@ class ArenaFile:
         with contextlib.suppress(BufferError):
             self.memory.release()
             self._map.close()
-        if not self._keep:
-            self.path.unlink(missing_ok=True)
+        if self.descriptor >= 0:
+            drop_lock(self.descriptor, UNIT_LOCK)  # views keep the map, and that the open file
+            os.close(self.descriptor)
+            self.descriptor = -1
+            if not self._keep:
+                self.path.unlink(missing_ok=True)
+
+
+def _is_arena(descriptor: int) -> bool:
+    return os.pread(descriptor, len(MAGIC), NONCE_BYTES) == MAGIC
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove arenas of this user's units that were killed: nobody else will, and their memory stays taken."""
+    for path in directory.glob("tq-*-*-*"):
+        with contextlib.suppress(OSError):  # another user's, or just removed
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                own = os.fstat(handle).st_uid == os.geteuid()
+                if own and _is_arena(handle) and not holds_lock(handle, UNIT_LOCK):
+                    path.unlink()
+            finally:
+                os.close(handle)
 
 
 def populate(memory: memoryview) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from transfer_queue.config.ownership import check_file, open_own
 from transfer_queue.errors import StartError
 
 __all__ = ["BlockIndex", "Place"]
@@ -48,14 +49,17 @@ class Place(NamedTuple):
 
 
 class BlockIndex:
-    """The log at ``path`` of an arena of ``capacity`` bytes, made with ``incarnation`` if it is absent.
+    """The log at ``path`` of an arena of ``capacity`` bytes, made with ``incarnation`` if it is absent, or if the arena
+    is new (``empty``) and what the log says is of an earlier one.
 
     ``blocks``: what it says. ``life``: how often it was opened. Records whose checksum is wrong are left out and
     reported with ``log``; so are blocks whose place was given to later ones. Raises StartError if the file cannot be
     used, is of another capacity, or its header is damaged.
     """
 
-    def __init__(self, path: Path, capacity: int, incarnation: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, capacity: int, incarnation: str, log: Callable[[str], None], *, empty: bool = False
+    ) -> None:
         self.path = path
         self.incarnation = incarnation
         """16 hexadecimal digits."""
@@ -70,7 +74,7 @@ class BlockIndex:
         self._file = -1
         try:
             if path.exists():
-                self._load(path.read_bytes(), log)
+                self._load(self._content(empty), log)
             self.life += 1
             self._rewrite()
         except OSError as error:
@@ -78,7 +82,21 @@ class BlockIndex:
 
     # --------------------------------------------------------------------------------------------------------- loading
 
+    def _content(self, empty: bool) -> bytes:
+        """Of the file there, unless it is to be replaced by an empty one."""
+        file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(file, "rb") as stream:
+            check_file(file, self.path)
+            data = stream.read()
+        if not empty:
+            return data
+        if not _MAGIC.startswith(data[: len(_MAGIC)]):
+            raise StartError(f"{self.path} is not a block index of this version; move it away to start empty")
+        return b""
+
     def _load(self, data: bytes, log: Callable[[str], None]) -> None:
+        if not data:
+            return
         advice = f"remove {self.path} and the arena beside it to start empty"
         head = data[:HEADER_BYTES]
         if len(head) < HEADER_BYTES or _CRC.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
@@ -198,7 +216,7 @@ class BlockIndex:
         records = [record for block, place in self.blocks.items() for record in _records(block, place, scopes)]
         fresh = self.path.with_suffix(".new")
         head = _HEADER.pack(_MAGIC, self.life, self._capacity, self.incarnation.encode("ascii"))
-        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = open_own(fresh, _MAGIC)
         try:
             _write_all(file, head + _CRC.pack(zlib.crc32(head)) + b"".join(records))
             os.fdatasync(file)

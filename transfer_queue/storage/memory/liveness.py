@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import struct
 
-__all__ = ["UNIT_LOCK", "holds_lock", "take_lock"]
+__all__ = ["UNIT_LOCK", "drop_lock", "holds_lock", "take_lock"]
 
 UNIT_LOCK = 0
 """The unit's own lock; clients have positive numbers."""
@@ -23,6 +23,11 @@ _FIRST = 1 << 40
 def take_lock(descriptor: int, number: int) -> None:
     """Lock byte ``number`` for as long as the open file lives. Raises OSError."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, _FIRST + number, 1, 0))
+
+
+def drop_lock(descriptor: int, number: int) -> None:
+    """Undo `take_lock` before the open file ends."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, _FIRST + number, 1, 0))
 
 
 def holds_lock(descriptor: int, number: int, count: int = 1) -> bool:

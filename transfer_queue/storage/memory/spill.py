@@ -61,8 +61,8 @@ class SpillFile:
     def __init__(self, folder: Path, capacity: int = _FILE_BYTES) -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by close)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by close); mode 0600
         except OSError as error:
             raise StartError(f"ssdOffload.path: no file can be made in {folder}: {error.strerror}") from error
         self._extents = Extents(capacity)

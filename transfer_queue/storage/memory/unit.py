@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import secrets
-import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +17,19 @@ import numpy as np
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import CapacityError, RequestError, StartError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
-from transfer_queue.storage.memory.arena import ArenaFile
+from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
 from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.index import BlockIndex
-from transfer_queue.storage.memory.liveness import UNIT_LOCK, holds_lock, take_lock
+from transfer_queue.storage.memory.liveness import holds_lock
 from transfer_queue.wire import messages as wire
 
-__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "remove_abandoned", "select_part"]
+__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "select_part"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
 _WAITING_PUTS = 64
 """How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
-_ABANDONED_S = 10.0
 _LIFE_BITS = 20
 """Locks of the clients of each process of a unit: one number a connection."""
 
@@ -73,8 +70,7 @@ class MemoryStore:
         self._file = file
         self._index = index
         self._to_disk = context.durability == "node"
-        self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-        take_lock(self._descriptor, UNIT_LOCK)
+        self._descriptor = file.descriptor
         self._extents = file.extents()
         self._blocks: dict[int, _Block] = {}
         self._holders = Holders()
@@ -146,7 +142,6 @@ class MemoryStore:
             self._ghost_timer.cancel()
         for waiter in self._waiters:
             waiter.future.cancel()
-        os.close(self._descriptor)
         self._file.close()
         if self._index is not None:
             self._index.close()
@@ -502,20 +497,6 @@ def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
         raise RequestError(f"block {part.block:#x}: {error}") from None
 
 
-def remove_abandoned(directory: Path) -> None:
-    """Remove arenas of units that were killed: nobody else will, and their memory stays taken."""
-    for path in directory.glob("tq-*-*-*"):
-        with contextlib.suppress(OSError):  # another user's, or just removed
-            if time.time() - path.stat().st_ctime < _ABANDONED_S:
-                continue  # perhaps its unit has not come to lock it yet
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                if not holds_lock(descriptor, UNIT_LOCK):
-                    path.unlink()
-            finally:
-                os.close(descriptor)
-
-
 async def open_store(context: StoreContext) -> MemoryStore:
     """Make the arena's file, or take up the one that was kept. Raises StartError."""
     if context.durability != "none":
@@ -539,23 +520,15 @@ async def open_store(context: StoreContext) -> MemoryStore:
 
 def _open_kept(context: StoreContext) -> MemoryStore:
     path = Path(context.directory) / f"{context.name}.arena"
-    index_path = path.with_suffix(".index")
-    if not (path.exists() and index_path.exists()):  # at most one was made before the first start ended
-        path.unlink(missing_ok=True)
-        index_path.unlink(missing_ok=True)
-    elif _is_served(path):
-        raise StartError(f"the arena {path} is served by another process; stop it or choose another directory")
-    index = BlockIndex(index_path, context.capacity, secrets.token_hex(8), context.log)
     file = ArenaFile(context.capacity, path, keep=True, reserve=context.durability == "node")
+    try:
+        index = BlockIndex(
+            path.with_suffix(".index"), context.capacity, secrets.token_hex(8), context.log, empty=file.is_new
+        )
+    except BaseException:
+        file.close()
+        raise
     store = MemoryStore(context, file, index)
     if context.settings.get("prefault", True):
         file.start_prefault()
     return store
-
-
-def _is_served(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return holds_lock(descriptor, UNIT_LOCK)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""Whose a folder or file is, before it is trusted, overwritten or removed. A name proves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from transfer_queue.errors import StartError
+
+__all__ = ["check_file", "is_own", "open_own", "private_folder"]
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_folder(path: Path, own: int = 1, *, fix: str) -> None:
+    """Make ``path`` readable for this user alone. The last ``own`` parts of it have to be this user's.
+
+    Raises StartError, naming the part and ``fix``, for a part that is a link or no folder, that belongs to another
+    user, or into which others may write; OSError if a folder cannot be made.
+    """
+    parts = [path, *path.parents][:own]
+    parts[-1].parent.mkdir(parents=True, exist_ok=True)
+    for part in reversed(parts):
+        try:
+            part.mkdir(mode=0o700)
+        except FileExistsError:
+            _check_folder(part, fix)
+            part.chmod(0o700)
+
+
+def _check_folder(path: Path, fix: str) -> None:
+    found = path.lstat()
+    remedy = "look at it and remove it"
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is not a folder"
+    elif found.st_uid != os.geteuid():
+        problem = f"belongs to user {found.st_uid}, who could read and change what lies there"
+    elif found.st_mode & _OTHERS_WRITE:
+        problem = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}), who may have left files there"
+        remedy = f"look at what is there, then chmod 700 {path}"
+    else:
+        return
+    raise StartError(f"{path} {problem}; {remedy}, or {fix}")
+
+
+def check_file(descriptor: int, path: Path) -> None:
+    """Raises StartError if an open file is not a regular one, or if another user may have put it there: it is not this
+    user's, and everybody may write to its folder."""
+    found, folder = os.fstat(descriptor), path.parent.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise StartError(f"{path} is not a regular file; remove it or choose another folder")
+    if found.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
+        raise StartError(
+            f"{path} belongs to user {found.st_uid}, who could read and change it; have it removed, or choose a folder "
+            "of your own"
+        )
+
+
+def is_own(path: Path, magic: bytes) -> bool:
+    """Whether a file begins as this program writes it: with ``magic``, or as much of that as a crash left."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _begins(descriptor, magic)
+    finally:
+        os.close(descriptor)
+
+
+def open_own(path: Path, magic: bytes) -> int:
+    """Open a file for writing from its start on, made with mode 0600 if it is absent; one that is there is emptied.
+
+    Raises FileExistsError for one that does not begin with ``magic``, and for a link.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileExistsError(errno.EEXIST, f"{path.name} is a link; remove it") from None
+        raise
+    if not _begins(descriptor, magic):
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, f"{path.name} is of something else; move it away")
+    os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def _begins(descriptor: int, magic: bytes) -> bool:
+    head = os.pread(descriptor, len(magic), 0)
+    return magic.startswith(head) or not any(head)
