@@ -1,11 +1,11 @@
-"""Choose HCAs for each GPU: filter first, then the nearest, then spread the ties."""
+"""Choose HCAs for each GPU: the usable rails, of them the nearest, the ties spread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transfer_queue.fabric.filters import Exclusion, Selectors, rate_of, sift
+from transfer_queue.fabric.filters import Exclusion, Selectors, Sifted, sift
 from transfer_queue.fabric.model import Distance, Fabric, Gpu, Hca
 from transfer_queue.fabric.spread import spread
 
@@ -31,6 +31,7 @@ class Choice:
     usable: tuple[Hca, ...]  #: by place in the machine
     excluded: tuple[Exclusion, ...]
     warnings: tuple[str, ...]
+    degraded: tuple[str, ...] = ()  #: GPUs worse off for a rail that is unusable, each with what it uses instead
 
 
 def choose(fabric: Fabric, selectors: Selectors | None = None) -> Choice:
@@ -39,47 +40,78 @@ def choose(fabric: Fabric, selectors: Selectors | None = None) -> Choice:
     GPUs of other containers take part in the spreading where they compete for the same HCAs, that is, unless this
     container was given only some of the machine's HCAs.
     """
-    usable, excluded = sift(fabric, selectors or Selectors())
+    sifted = sift(fabric, selectors or Selectors())
     mine = [gpu for gpu in fabric.gpus if gpu.in_container]
     own_hcas = any(hca.node in ("missing", "denied") for hca in fabric.hcas)
     rivals = sorted(mine if own_hcas and mine else fabric.gpus, key=lambda gpu: gpu.address)
-    candidates = [_nearest(fabric, gpu, usable) for gpu in rivals]
-    chosen = spread(candidates, [gpu.numa for gpu in rivals], {hca.name: hca.numa for hca in usable})
+    candidates, chosen = _assign(fabric, sifted, sifted.usable, rivals)
     choices = [
-        _explain(fabric, gpu, usable, excluded, candidates[position], chosen, position, rivals)
+        _explain(fabric, gpu, sifted, candidates[position], chosen, position, rivals)
         for position, gpu in enumerate(rivals)
         if gpu.in_container
     ]
-    return Choice(tuple(choices), usable, excluded, _warnings(fabric, usable))
+    degraded = _degraded(fabric, sifted, chosen, rivals)
+    warnings = (*_warnings(fabric, sifted.usable), *sifted.notes)
+    return Choice(tuple(choices), sifted.usable, sifted.excluded, warnings, degraded)
+
+
+def _assign(
+    fabric: Fabric, sifted: Sifted, hcas: Sequence[Hca], gpus: Sequence[Gpu]
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """For each GPU the equally good ones of the HCAs, and those that it gets."""
+    candidates = [_nearest(fabric, sifted, gpu, hcas) for gpu in gpus]
+    return candidates, spread(candidates, [gpu.numa for gpu in gpus], {hca.name: hca.numa for hca in hcas})
 
 
 def _rank(distance: Distance | None) -> int:
     return int(Distance.SYS) + 1 if distance is None else int(distance)
 
 
-def _merit(fabric: Fabric, gpu: Gpu, hca: Hca) -> tuple[int, float]:
-    return (_rank(fabric.distance(gpu, hca)), -rate_of(hca))
+def _merit(fabric: Fabric, sifted: Sifted, gpu: Gpu, hca: Hca) -> tuple[int, float]:
+    return (_rank(fabric.distance(gpu, hca)), -sifted.roles.rates[hca.name])
 
 
-def _nearest(fabric: Fabric, gpu: Gpu, usable: Sequence[Hca]) -> tuple[str, ...]:
-    """The usable HCAs at the smallest distance, of those the fastest."""
-    best = min((_merit(fabric, gpu, hca) for hca in usable), default=None)
-    return tuple(hca.name for hca in usable if _merit(fabric, gpu, hca) == best)
+def _nearest(fabric: Fabric, sifted: Sifted, gpu: Gpu, hcas: Sequence[Hca]) -> tuple[str, ...]:
+    """The HCAs at the smallest distance, of those the fastest."""
+    best = min((_merit(fabric, sifted, gpu, hca) for hca in hcas), default=None)
+    return tuple(hca.name for hca in hcas if _merit(fabric, sifted, gpu, hca) == best)
+
+
+def _degraded(
+    fabric: Fabric, sifted: Sifted, chosen: Sequence[tuple[str, ...]], gpus: Sequence[Gpu]
+) -> tuple[str, ...]:
+    """GPUs that would have a nearer HCA, or share theirs with fewer, if every rail were usable."""
+    _, ideal = _assign(fabric, sifted, sifted.rails, gpus)
+    reasons = {exclusion.hca: exclusion.reason for exclusion in sifted.excluded}
+
+    def cost(gpu: Gpu, names: tuple[str, ...], all_names: Sequence[tuple[str, ...]]) -> tuple[int, int]:
+        distance = fabric.distances.get((gpu.address, names[0]))
+        return (_rank(distance), min(sum(name in other for other in all_names) for name in names))
+
+    found = []
+    for gpu, wanted, names in zip(gpus, ideal, chosen, strict=True):
+        if not gpu.in_container or not wanted or not names or cost(gpu, names, chosen) <= cost(gpu, wanted, ideal):
+            continue
+        lost = [f"{name} ({reasons[name]})" for name in wanted if name in reasons]
+        cause = f"its rail {', '.join(lost)} is unusable" if lost else "it shares with a GPU whose rail is unusable"
+        distance = fabric.distances.get((gpu.address, names[0]))
+        at = "" if distance is None else f" at {distance.name}"
+        found.append(f"{gpu.name} is degraded: {cause}; it uses {', '.join(names)}{at}")
+    return tuple(found)
 
 
 def _explain(
     fabric: Fabric,
     gpu: Gpu,
-    usable: Sequence[Hca],
-    excluded: Sequence[Exclusion],
+    sifted: Sifted,
     ties: tuple[str, ...],
     chosen: Sequence[tuple[str, ...]],
     position: int,
     rivals: Sequence[Gpu],
 ) -> GpuChoice:
-    hcas = chosen[position]
+    hcas, usable, excluded = chosen[position], sifted.usable, sifted.excluded
     rest = sorted(
-        (hca for hca in usable if hca.name not in hcas), key=lambda hca: (*_merit(fabric, gpu, hca), hca.place)
+        (hca for hca in usable if hca.name not in hcas), key=lambda hca: (*_merit(fabric, sifted, gpu, hca), hca.place)
     )
     fallback = tuple(hca.name for hca in rest)
     if not hcas:

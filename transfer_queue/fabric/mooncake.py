@@ -55,9 +55,12 @@ class MooncakeSettings:
         }
 
 
-def mooncake_settings(fabric: Fabric, choice: Choice) -> MooncakeSettings:
-    """Settings for the process whose GPUs have an ``index``; without GPUs (storage, drivers) for host memory alone."""
-    devices = process_devices(choice)
+def mooncake_settings(fabric: Fabric, choice: Choice, *, serves: bool = False) -> MooncakeSettings:
+    """Settings for the process whose GPUs have an ``index``; without GPUs for host memory alone.
+
+    ``serves``: it holds a segment that all others read and write.
+    """
+    devices = process_devices(choice, serves=serves)
     by_name = {hca.name: hca for hca in choice.usable}
     chosen = [by_name[name] for name in devices]
     ports = [(hca.name, port) for hca in chosen if (port := usable_port(hca)) is not None]
@@ -77,11 +80,21 @@ def mooncake_settings(fabric: Fabric, choice: Choice) -> MooncakeSettings:
     return MooncakeSettings(devices, environment, _topology(fabric, choice, devices), tuple(warnings))
 
 
-def process_devices(choice: Choice) -> tuple[str, ...]:
-    """HCAs of the process's GPUs in CUDA order, or all usable ones if it has no GPU."""
+def process_devices(choice: Choice, *, serves: bool = False) -> tuple[str, ...]:
+    """HCAs of the process's GPUs in CUDA order; without GPUs one for each NUMA node.
+
+    A process that serves the GPUs of others opens all, whatever GPUs it sees.
+    """
+    if serves:
+        return tuple(hca.name for hca in choice.usable)
     own = sorted((c for c in choice.gpus if c.gpu.index is not None), key=lambda c: c.gpu.index or 0)
     names = dict.fromkeys(name for c in own for name in c.hcas)
-    return tuple(names) or tuple(hca.name for hca in choice.usable)
+    if names:
+        return tuple(names)
+    nodes: dict[int, str] = {}
+    for hca in choice.usable:
+        nodes.setdefault(hca.numa, hca.name)
+    return tuple(nodes.values())
 
 
 def gid_index(ports: Sequence[tuple[str, Port]]) -> tuple[int | None, list[str]]:

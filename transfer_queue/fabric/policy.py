@@ -79,12 +79,15 @@ def decide(
     environment: Mapping[str, str] | None = None,
     lock_limit: LockLimit | None = None,
     register_nbytes: int = 1 << 30,
+    serves: bool = False,
 ) -> Decision:
     """Choose HCAs and judge them under the policy.
 
     ``device_name`` is the user's setting: ``auto`` (or empty), or names separated by commas. ``environment`` is that
     of the process: variables in it win over ours, so they are checked. ``register_nbytes`` is the least memory that
-    the process will register. Raises ConfigError for an unknown policy; never raises for what it finds.
+    the process will register; ``serves`` says that it holds a segment for all others.
+
+    Raises ConfigError for an unknown policy; never raises for what it finds.
     """
     if policy not in get_args(Policy):
         raise ConfigError(f"rdma policy is {policy!r}, must be one of {', '.join(get_args(Policy))}")
@@ -98,7 +101,7 @@ def decide(
     if protocol == "tcp":
         findings.fatal.append("the protocol is set to tcp while RDMA is required: set one or the other")
     _check_devices(fabric, choice, named, findings)
-    settings = mooncake_settings(fabric, choice)
+    settings = mooncake_settings(fabric, choice, serves=serves)
     _check_environment(choice, settings, environment or {}, findings)
     if lock_limit is not None and not lock_limit.allows(register_nbytes):
         findings.fatal.append(
@@ -106,7 +109,7 @@ def decide(
             "raise the memlock limit (for a pod, that of the container runtime), or run as root with the capability "
             "IPC_LOCK, which containers of other users do not get"
         )
-    warnings = tuple(dict.fromkeys((*choice.warnings, *settings.warnings)))
+    warnings = tuple(dict.fromkeys((*choice.warnings, *choice.degraded, *settings.warnings)))
     if findings.fatal or (policy == "required" and findings.broken):
         reason = "; ".join(findings.fatal + (findings.broken if policy == "required" else []))
         if policy == "required":
@@ -126,7 +129,7 @@ def _check_devices(fabric: Fabric, choice: Choice, named: tuple[str, ...], findi
         return
     excluded = {exclusion.hca: exclusion.reason for exclusion in choice.excluded}
     if not choice.usable:
-        causes = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
+        causes = "; ".join(f"{names}: {reason}" for reason, names in _by_reason(excluded).items())
         findings.fatal.append(f"none of the {len(fabric.hcas)} RDMA devices is usable ({causes})")
     for name in named:
         if any(letter in name for letter in "*?["):
@@ -137,6 +140,16 @@ def _check_devices(fabric: Fabric, choice: Choice, named: tuple[str, ...], findi
             )
         elif name in excluded and choice.usable:
             findings.broken.append(f"{name} is named but unusable ({excluded[name]}); Mooncake would go on without it")
+
+
+def _by_reason(excluded: Mapping[str, str]) -> dict[str, str]:
+    """Each reason once, with the first device that it is about and how many more."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in excluded.items():
+        groups.setdefault(reason, []).append(name)
+    return {
+        reason: names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") for reason, names in groups.items()
+    }
 
 
 def _check_environment(

@@ -23,7 +23,7 @@ def table(resolution: Resolution) -> str:
         rows = [[f"  {c.gpu.name}", ", ".join(c.hcas) or "-", c.reason] for c in decision.choice.gpus]
         lines += ["", "choice", *_columns(rows)]
         if not decision.choice.gpus:
-            lines.append("  no GPU here: host memory uses all usable HCAs")
+            lines.append("  no GPU here: host memory uses one HCA for each NUMA node, storage units use all")
     lines += [""] + [f"warning: {warning}" for warning in decision.warnings]
     lines.append(f"policy {decision.policy}: {decision.transport} ({decision.reason})")
     return "\n".join(line.rstrip() for line in lines)

@@ -33,8 +33,9 @@ def resolve(
     exclude: tuple[str, ...] = (),
     topology_file: str | Path | None = None,
     register_nbytes: int = 1 << 30,
+    serves: bool = False,
 ) -> Resolution:
-    """Read the tree below ``root`` and decide.
+    """Read the tree below ``root`` and decide. ``serves``: the process holds a segment for all others.
 
     ``environment`` is that of the process which will move the data. ``topology_file`` has to be readable (ConfigError
     otherwise); one named by NCCL_TOPO_FILE may be missing, since that variable often outlives the file.
@@ -61,5 +62,6 @@ def resolve(
         environment=variables,
         lock_limit=read_lock_limit(root),
         register_nbytes=register_nbytes,
+        serves=serves,
     )
     return Resolution(fabric, decision)

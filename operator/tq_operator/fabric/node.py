@@ -52,7 +52,8 @@ def rdma_condition(resolution: Resolution) -> dict[str, str]:
     """The condition RdmaAvailable: False if the decision refuses RDMA or falls back to TCP, with the causes."""
     decision = resolution.decision
     if decision.transport == "rdma":
-        status, reason = "True", "UsableDevices"
+        degraded = decision.choice is not None and decision.choice.degraded
+        status, reason = "True", "Degraded" if degraded else "UsableDevices"
     elif decision.fallback or decision.transport == "refused":
         status, reason = "False", "NoDevice" if not resolution.fabric.hcas else "RdmaUnavailable"
     else:

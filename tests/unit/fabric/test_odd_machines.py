@@ -84,10 +84,16 @@ def test_the_gpu_of_a_dead_rail_takes_the_nearest_live_one(tmp_path: Path) -> No
     tree.hca("rail0", behind_switch(0, 1), 0, ports=[PortSpec("1: DOWN")])
     tree.gpu(behind_switch(1, 0), 0)
     tree.hca("rail1", behind_switch(1, 1), 0)
-    tree.hca("rail2", behind_switch(2, 1), 1)
+    tree.hca("storage", behind_switch(2, 1), 1)
     choice = choice_of(tree)
     assert chosen(choice) == {"GPU0": ("rail1",), "GPU1": ("rail1",)}
-    assert choice.gpus[0].reason == "nearest at NODE; shared with GPU1; as near or nearer but excluded: rail0"
+    assert choice.gpus[0].reason == (
+        "the only usable HCA, at NODE; shared with GPU1; as near or nearer but excluded: rail0"
+    )
+    assert choice.degraded == (
+        "GPU0 is degraded: its rail rail0 (port 1 is DOWN, not ACTIVE) is unusable; it uses rail1 at NODE",
+        "GPU1 is degraded: it shares with a GPU whose rail is unusable; it uses rail1 at PIX",
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,6 +113,15 @@ def test_an_unfit_port_is_excluded_by_its_rule(port: PortSpec, rule: str, tmp_pa
     choice = choice_of(tree)
     assert excluded(choice) == {"odd": rule}
     assert chosen(choice)["GPU0"] == ("rail0",)
+
+
+def test_an_elastic_fabric_adapter_is_named(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for adapter in range(4):
+        tree.hca(f"rdmap{adapter}s0", behind_switch(adapter, 1), ports=[PortSpec(layer="Unspecified")], vendor=0x1D0F)
+    decision = resolve(tmp_path).decision
+    assert decision.transport == "tcp"
+    assert "(rdmap0s0 and 3 more: an AWS Elastic Fabric Adapter (EFA)" in decision.reason
 
 
 def test_no_device_file_means_not_given_to_the_container(tmp_path: Path) -> None:
@@ -290,13 +305,18 @@ def test_device_files_outrank_the_runtimes_variable(tmp_path: Path) -> None:
     assert [(gpu.ordinal, gpu.index) for gpu in fabric.gpus if gpu.in_container] == [(2, 0)]
 
 
-def test_a_process_without_gpus_uses_every_usable_hca(tmp_path: Path) -> None:
+def test_without_gpus_a_process_uses_an_hca_of_each_numa_node_and_a_storage_unit_all(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     rails(tree, count=2)
+    tree.gpu(behind_switch(4, 0), 1, minor=4)
+    tree.hca("far", behind_switch(4, 1), 1, ports=[INFINIBAND])
     tree.hca("down", behind_switch(5, 1), ports=[PortSpec("1: DOWN")])
     settings = resolve(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}).decision.settings
     assert settings is not None
-    assert settings.device_name == "rail0,rail1"
+    assert settings.device_name == "rail0,far"
+    unit = resolve(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}, serves=True).decision.settings
+    assert unit is not None
+    assert unit.device_name == "rail0,rail1,far"
     assert not [location for location in settings.topology if location.startswith("cuda")]
 
 

@@ -102,11 +102,13 @@ def test_every_gpu_gets_the_nearest_usable_hcas_and_none_that_is_excluded(fabric
 
 
 @given(fabrics())
-def test_exclusions_by_guess_never_leave_nothing(fabric: Fabric) -> None:
+def test_only_a_dead_rail_leaves_nothing_while_other_hcas_live(fabric: Fabric) -> None:
     choice = choose(fabric)
     facts = {"no-uverbs", "no-port", "not-active", "link-layer", "no-gid"}
-    if not choice.usable:
-        assert {e.rule for e in choice.excluded} <= facts
+    rules = {e.hca: e.rule for e in choice.excluded}
+    if not choice.usable and not set(rules.values()) <= facts:
+        given = {hca.name for hca in fabric.hcas if hca.node != "missing"}
+        assert any(rules[name] in facts for name in given)
 
 
 @given(st.integers(1, 12), st.integers(1, 12))

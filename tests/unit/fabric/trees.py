@@ -84,6 +84,7 @@ class Tree:
         *,
         ports: Sequence[PortSpec] = (PortSpec(),),
         device_id: int = 0x1021,
+        vendor: int = 0x15B3,
         physfn: Path | None = None,
         bond: str | None = None,
         up: Sequence[bool] = (True, True),
@@ -92,7 +93,7 @@ class Tree:
     ) -> Path | None:
         """Write an HCA. ``chain`` None: no PCI device behind it (soft-RoCE)."""
         number = self.count()
-        device = None if chain is None else self.pci(chain, numa, 0x15B3, device_id, 0x020700)
+        device = None if chain is None else self.pci(chain, numa, vendor, device_id, 0x020700)
         home = (device or self.root / "sys/devices/virtual") / "infiniband" / name
         prefix = str(home.relative_to(self.root))
         self.put(f"{prefix}/node_guid", f"0200:5eff:fe00:{number:04x}")

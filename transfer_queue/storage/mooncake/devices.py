@@ -18,12 +18,11 @@ def choose_devices(
 ) -> fabric.MooncakeSettings:
     """Devices and variables for the engine: those named, or with ``auto`` the nearest to this process's GPUs.
 
-    A process with a segment serves the GPUs of all others, so it opens every usable device. TCP is never an answer: a
+    A process with a segment serves the GPUs of all others, so it opens every rail; one without GPUs opens one rail for
+    each NUMA node. TCP is never an answer: a
     process on TCP and one on RDMA read nothing from each other. Raises RdmaUnavailableError with every cause.
     """
     process = {**environment, "MC_MS_AUTO_DISC": "0"}  # as set-up will have it
-    if segment_bytes:
-        process["CUDA_VISIBLE_DEVICES"] = ""
     resolution = fabric.resolve(
         root,
         process,
@@ -31,6 +30,7 @@ def choose_devices(
         policy="auto" if device_name == "auto" else "required",
         device_name=device_name,
         register_nbytes=segment_bytes,
+        serves=segment_bytes > 0,
     )
     decision = resolution.decision
     present = [hca.name for hca in resolution.fabric.hcas]
