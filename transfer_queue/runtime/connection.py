@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 import numpy as np
 
-from transfer_queue.config.attach import parse_address
+from transfer_queue.config.attach import join_address, parse_address
 from transfer_queue.config.security import PeerSecurity
-from transfer_queue.errors import ConnectionLostError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import ConnectionLostError, InvalidInputError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
-from transfer_queue.wire.frames import DEFAULT_LIMITS, Incoming, Limits, MessageReader, MessageWriter, ProtocolError
+from transfer_queue.wire.frames import (
+    DEFAULT_LIMITS,
+    HELLO_BYTES,
+    Incoming,
+    Limits,
+    MessageReader,
+    MessageWriter,
+    ProtocolError,
+)
 from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind
 
 if TYPE_CHECKING:
@@ -125,6 +133,8 @@ class Connection(asyncio.BufferedProtocol):
         self.principal: Principal | None = None
         """Who the peer is, if that was asked."""
         self.closed = False
+        self.fault: ProtocolError | None = None
+        """The bytes of the peer that are not the protocol, for which this end closed."""
         self.last_received = self.last_sent = 0.0
         self._endpoint = endpoint
         self._keepalive = keepalive
@@ -231,6 +241,16 @@ class Connection(asyncio.BufferedProtocol):
             self._pump()  # also what is held back while messages are read
             self._transport.close()
 
+    def trust(self, limits: Limits) -> None:
+        """The peer is who it says: what it may send from its next message on."""
+        self._reader.limits = limits
+
+    @property
+    def remote(self) -> str:
+        """host:port of the peer, for logs; empty if unknown."""
+        found = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return join_address(*found[:2]) if isinstance(found, tuple) else ""
+
     def fileno(self) -> int:
         """The socket's descriptor; -1 without one."""
         found = None if self.closed else self._transport.get_extra_info("socket")
@@ -265,6 +285,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not self.closed:  # by what came before it
                     self._dispatch(incoming)
         except ProtocolError as error:
+            self.fault = error
             self.abort(str(error))
             return
         finally:
@@ -291,6 +312,7 @@ class Connection(asyncio.BufferedProtocol):
         if exc is not None:
             self._reason = str(exc)
         self._keepalive.remove(self)
+        self._reader.close()
         pending, self._pending = self._pending, {}
         for item in pending.values():
             if not item.future.done():
@@ -334,6 +356,8 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.REQUEST:
             if incoming.refused is not None:
                 self.fail(envelope.id, incoming.refused)
+                if self.context is None and self._bounded:  # not admitted: it gets no second try
+                    self.finish()
             else:
                 self._endpoint.on_request(self, envelope.id, envelope.body, incoming.target, envelope.floor)
         elif envelope.kind == Kind.NOTICE:
@@ -425,6 +449,16 @@ def _pieces(frames: Sequence[Buffer]) -> Iterator[Buffer]:
         yield short
 
 
+def _check_hello(hello: Hello) -> None:
+    """Raises InvalidInputError for one that a server does not read."""
+    nbytes = len(ENCODER.encode(Envelope(Kind.REQUEST, 1, 0, hello)))
+    if nbytes > HELLO_BYTES:
+        raise InvalidInputError(
+            f"the name of this client ({len(hello.client_id.encode())} bytes) and its token ({len(hello.token)} bytes) "
+            f"make a Hello of {nbytes} bytes, and a server reads at most {HELLO_BYTES}: use shorter ones"
+        )
+
+
 def fresh_buffer(nbytes: int) -> memoryview:
     """Uninitialised writable bytes."""
     return np.empty(nbytes, dtype=np.uint8).data
@@ -469,6 +503,7 @@ async def connect(
     try:
         if token := credentials.token(host):
             hello = msgspec.structs.replace(hello, token=token)
+        _check_hello(hello)
         connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
     except ConnectionLostError as error:
         if not connection.closed:

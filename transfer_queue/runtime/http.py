@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from transfer_queue.config.attach import join_address
 from transfer_queue.errors import StartError
+from transfer_queue.runtime.gate import Gate, Refusals, Stranger
 from transfer_queue.runtime.server import advertised_host
 from transfer_queue.web import CONTENT_POLICY
 
@@ -17,6 +20,13 @@ __all__ = ["Page", "StatusServer"]
 Page = Callable[[], tuple[str, bytes]]
 """Gives content type and content."""
 
+_ASKERS, _ASKERS_OF_ADDRESS = 128, 64
+"""Connections at once, in all and from one address."""
+_HEAD_BYTES, _HEAD_S = 8 << 10, 5.0
+"""Of a request."""
+_ANSWER_S = 30.0
+"""For all of a connection, until its answer is taken."""
+_PIECE = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
 _HEADERS = (
     f"Content-Security-Policy: {CONTENT_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
@@ -33,38 +43,54 @@ class StatusServer:
         self._registry = registry
         self._ready = ready
         self._pages = dict(pages or {})
-        self._server: asyncio.Server | None = None
+        self._gate: Gate | None = None
         self.address = ""
 
     async def listen(self, host: str, port: int, advertise: str | None) -> None:
         """Raises StartError."""
+        gate = Gate(
+            self._open,
+            Refusals(),
+            patience_s=_ANSWER_S,
+            per_address=_ASKERS_OF_ADDRESS,
+            total=_ASKERS,
+        )
         try:
-            self._server = await asyncio.start_server(self._serve, host or None, port, limit=16 << 10)
+            bound = gate.listen(host, port)
         except OSError as error:
             reason = "the port is in use; set metricsPort to another port" if "in use" in str(error) else error.strerror
             raise StartError(f"cannot serve metrics on {join_address(host, port)}: {reason}") from None
-        self.address = join_address(advertised_host(host, advertise), self._server.sockets[0].getsockname()[1])
+        self._gate = gate
+        self.address = join_address(advertised_host(host, advertise), bound)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._gate is not None:
+            self._gate.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _open(self, accepted: socket.socket, stranger: Stranger) -> None:
+        exchange = _Exchange()
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-            request_line = head.split(b"\r\n", 1)[0].split()
-            status, content_type, body = self._answer(request_line)
-            writer.write(
-                f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-                f"{_HEADERS}Connection: close\r\n\r\n".encode()
-                + (b"" if request_line[:1] == [b"HEAD"] else body)
-            )
-            await writer.drain()
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError, TimeoutError, OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: exchange, accepted)
+            await self._serve(exchange)
+        except (asyncio.TimeoutError, TimeoutError, OSError):
             pass  # the scraper went away or does not speak HTTP
         finally:
-            writer.close()
+            exchange.close()
+            if self._gate is not None:
+                self._gate.leave(stranger)
+
+    async def _serve(self, exchange: _Exchange) -> None:
+        head = await asyncio.wait_for(exchange.head(), _HEAD_S)
+        request_line = head.split(b"\r\n", 1)[0].split()
+        status, content_type, body = self._answer(request_line)
+        await exchange.write(
+            f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+            f"{_HEADERS}Connection: close\r\n\r\n".encode()
+        )
+        if request_line[:1] != [b"HEAD"]:
+            for start in range(0, len(body), _PIECE):
+                await exchange.write(body[start : start + _PIECE])
+        await exchange.flush()
 
     def _answer(self, request_line: list[bytes]) -> tuple[str, str, bytes]:
         if len(request_line) != 3 or request_line[0] not in (b"GET", b"HEAD"):
@@ -82,3 +108,72 @@ class StatusServer:
             return "200 OK", *page()
         known = ", ".join(["/metrics", "/healthz", "/readyz", *self._pages])
         return "404 Not Found", _TEXT, f"not here; try {known}\n".encode()
+
+
+class _Exchange(asyncio.BufferedProtocol):
+    """One request and its answer. Takes no more than the head of the request may have, and buffers no more than a piece
+    of the answer."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_HEAD_BYTES)
+        self._filled = 0
+        self._changed = asyncio.Event()
+        self._paused = False
+        self._lost = False
+        self._transport: asyncio.Transport | None = None
+
+    async def head(self) -> bytes:
+        """The head of the request. Raises ConnectionError."""
+        while (end := self._buffer.find(b"\r\n\r\n", 0, self._filled)) < 0:
+            if self._filled == _HEAD_BYTES:
+                raise ConnectionError("no head of a request")
+            await self._wait()
+        return bytes(self._buffer[:end])
+
+    async def write(self, data: bytes) -> None:
+        """Returns once the peer took what was written before. Raises ConnectionError."""
+        await self.flush()
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def flush(self) -> None:
+        """Returns once the peer took what was written. Raises ConnectionError."""
+        while self._paused:
+            await self._wait()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=0)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled == _HEAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+        self._changed.set()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._transport = None
+        self._changed.set()
+
+    async def _wait(self) -> None:
+        if self._lost:
+            raise ConnectionError("the peer went away")
+        self._changed.clear()
+        await self._changed.wait()
+        if self._lost:
+            raise ConnectionError("the peer went away")

@@ -21,6 +21,7 @@ from transfer_queue.runtime.counters import RequestCounters
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
+    from transfer_queue.runtime.server import Server
     from transfer_queue.runtime.storage_unit import BlockServer
     from transfer_queue.wire.messages import UnitStats
 
@@ -82,6 +83,15 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_controller_request_errors", "counter", "Requests refused", ("request",)),
         MetricInfo("tq_controller_request_seconds", "histogram", "Time spent on a request", ("request",)),
         MetricInfo("tq_controller_wait_seconds", "histogram", "How long requests waited that could not be answered"),
+        MetricInfo(
+            "tq_connections_refused",
+            "counter",
+            "Connections turned away. credentials: token, certificate or policy; tls: its handshake failed; malformed: "
+            "not the protocol; late: no complete Hello in time; crowd: too many without one",
+            ("reason",),
+            _BOTH,
+        ),
+        MetricInfo("tq_connections_pending", "gauge", "Connections that have not said yet who they are", (), _BOTH),
         MetricInfo("tq_unit_registered", "gauge", "1 while the unit is registered with the controller", (), _UNIT),
         MetricInfo("tq_unit_connections", "gauge", "Clients connected to the unit", (), _UNIT),
         MetricInfo("tq_unit_requests", "counter", "Requests answered, refused ones too", ("request",), _UNIT),
@@ -125,6 +135,11 @@ class _Scrape(Collector):
         assert isinstance(family, HistogramMetricFamily)
         family.add_metric([], buckets, seconds)
 
+    def add_door(self, server: Server) -> None:
+        self.add("tq_connections_pending", server.pending)
+        for reason, count in server.refusals.counts.items():
+            self.add("tq_connections_refused", count, reason)
+
     def collect(self) -> Iterator[Metric]:
         self._families = {}
         self._fill(self)
@@ -164,6 +179,7 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
         scrape.add("tq_bytes_put", counters.bytes_put)
         scrape.add("tq_rows_fetched", counters.rows_fetched)
         scrape.add_requests("tq_controller", counters.requests)
+        scrape.add_door(controller)
         scrape.add_waits(counters.waits.buckets(), counters.waits.seconds)
 
     return _registry(fill)
@@ -210,6 +226,7 @@ def unit_registry(
             scrape.add("tq_unit_received_bytes", counters.bytes_received)
             scrape.add("tq_unit_sent_bytes", counters.bytes_sent)
             scrape.add_requests("tq_unit", counters.requests)
+            scrape.add_door(server)
 
     return _registry(fill)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -20,6 +21,10 @@ from transfer_queue.errors import TransferQueueError
 __all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "run_process"]
 
 D = TypeVar("D", bound=Document)
+_M_MMAP_THRESHOLD = -3
+_MAPPED = 1 << 20
+"""Buffers from this size on are mapped, and go back to the system when they are freed. Left alone, glibc raises its
+limit with each such buffer and keeps the memory of all later ones."""
 _GC_THRESHOLD = (50_000, 20, 100)
 """Servers hold many objects that live long and make few cycles, so they are looked through less often than by default
 (every 700 new ones)."""
@@ -46,6 +51,13 @@ def allow_descriptors() -> int:
     return hard
 
 
+def _return_memory() -> None:
+    """Let freed buffers go back to the system at once, where the C library can be told so."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+
+
 def announce_ready(**facts: Any) -> None:
     """Print the one line on stdout that tells a launcher where this process serves."""
     print("READY " + json.dumps({**facts, "pid": os.getpid()}), flush=True)
@@ -64,6 +76,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
         print("error: --die-with-parent: standard input is closed; the parent must hold a pipe to it", file=sys.stderr)
         return 1
     allow_descriptors()
+    _return_memory()
     loop = new_event_loop()
     loop.set_exception_handler(_handle)
     stop = asyncio.Event()

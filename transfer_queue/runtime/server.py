@@ -10,14 +10,18 @@ import msgspec
 
 from transfer_queue.config.attach import join_address
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.errors import RequestError, StartError, TransferQueueError
+from transfer_queue.errors import NotAuthorizedError, RequestError, StartError, TransferQueueError
 from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.gate import Gate, Refusals, Stranger
 from transfer_queue.runtime.tls import HANDSHAKE_S, listen_context
-from transfer_queue.wire.frames import DEFAULT_LIMITS, Limits
+from transfer_queue.wire.frames import DEFAULT_LIMITS, STRANGER_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 
 __all__ = ["Server", "advertised_host"]
+
+_STRANGERS, _STRANGERS_OF_ADDRESS = 1024, 512
+"""Connections that may be without a complete Hello, in all and from one address."""
 
 
 def advertised_host(host: str, advertise: str | None) -> str:
@@ -36,7 +40,10 @@ class Server:
         self._decoder = decoder
         self._keepalive = keepalive
         self._limits = limits
-        self._server: asyncio.Server | None = None
+        self._gate: Gate | None = None
+        self._secured: dict[str, Any] = {}
+        self._strangers: dict[Connection, Stranger] = {}
+        self.refusals = Refusals()
         self.connections: set[Connection] = set()
         self.address = ""
         self.access: Access | None = None
@@ -44,30 +51,40 @@ class Server:
 
     async def listen(self, host: str, port: int, advertise: str | None, security: ServerSecurity | None = None) -> None:
         """Raises StartError if the address cannot be used, ConfigError for files of ``security``."""
-        loop = asyncio.get_running_loop()
         security = security or ServerSecurity()
         self.access = Access.of(security)
         if self.access is not None:
             self.access.warn_if_readable(host)
         ssl = listen_context(security)
-        secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
+        self._secured = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
+        gate = Gate(
+            self._open,
+            self.refusals,
+            patience_s=HANDSHAKE_S,
+            per_address=_STRANGERS_OF_ADDRESS,
+            total=_STRANGERS,
+        )
         try:
-            self._server = await loop.create_server(self._make, host or None, port, backlog=4096, **secured)
+            bound = gate.listen(host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             if "in use" in str(error):
                 reason = "the port is in use; stop the other process or choose another port"
             raise StartError(f"cannot listen on {join_address(host, port)}: {reason}") from None
-        bound = self._server.sockets[0].getsockname()[1]
+        self._gate = gate
         self.address = join_address(advertised_host(host, advertise), bound)
 
     async def close(self) -> None:
         """Stop listening and drop all connections. Idempotent."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._gate is not None:
+            self._gate.close()
         for connection in list(self.connections):
             connection.close()
+
+    @property
+    def pending(self) -> int:
+        """Connections that are not admitted yet."""
+        return len(self._strangers)
 
     # -------------------------------------------------------------------------------------- for subclasses to fill in
 
@@ -107,9 +124,13 @@ class Server:
                 connection.principal = self.access.admit(connection, body)
             reply = self.welcome(connection, body)
         except TransferQueueError as error:
+            if isinstance(error, NotAuthorizedError):
+                self.refusals.note("credentials", connection.remote, str(error))
             connection.fail(request, error)
             connection.finish()
             return
+        self._no_stranger(connection)
+        connection.trust(self._limits)
         self.connections.add(connection)
         connection.peer = f"{body.role} {body.client_id}"
         connection.reply(request, reply)
@@ -121,9 +142,31 @@ class Server:
             self.notice(connection, body)
 
     def on_lost(self, connection: Connection) -> None:
+        if connection.fault is not None:
+            who = "" if connection.context is None else f"{connection.peer}: "
+            self.refusals.note("malformed", connection.remote, f"{who}{connection.fault}")
+        self._no_stranger(connection)
         self.connections.discard(connection)
         if connection.context is not None:
             self.gone(connection)
 
-    def _make(self) -> Connection:
-        return Connection(self, self._decoder, self._keepalive, limits=self._limits, bounded=True)
+    async def _open(self, accepted: socket.socket, stranger: Stranger) -> None:
+        """Make a connection of what was accepted; with TLS once the handshake is over."""
+        connection = Connection(self, self._decoder, self._keepalive, limits=STRANGER_LIMITS, bounded=True)
+        self._strangers[connection] = stranger
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, **self._secured)
+        except OSError as error:
+            if self._secured and not isinstance(error, ConnectionResetError | BrokenPipeError):
+                self.refusals.note("tls", stranger.address, f"the TLS handshake failed: {error}")
+            self._no_stranger(connection)
+        except asyncio.CancelledError:
+            self._no_stranger(connection)
+            raise
+        if connection in self._strangers:
+            stranger.drop = connection.abort
+
+    def _no_stranger(self, connection: Connection) -> None:
+        if (stranger := self._strangers.pop(connection, None)) is not None and self._gate is not None:
+            self._gate.leave(stranger)

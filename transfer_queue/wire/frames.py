@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,24 @@ import msgspec
 from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError
 from transfer_queue.wire.messages import Envelope, Kind
 
-__all__ = ["CHUNK", "DEFAULT_LIMITS", "Incoming", "Limits", "MessageReader", "MessageWriter", "ProtocolError"]
+__all__ = [
+    "CHUNK",
+    "DEFAULT_LIMITS",
+    "HELLO_BYTES",
+    "STRANGER_LIMITS",
+    "Incoming",
+    "Limits",
+    "MessageReader",
+    "MessageWriter",
+    "ProtocolError",
+]
 
 MAGIC = 0x5451_0001
 """``TQ`` and the version of the frame format."""
 CHUNK = 4 << 20
 """Most payload bytes in one frame."""
+HELLO_BYTES = 8 << 10
+"""Most bytes of a Hello, and of any other header from a peer that has not been admitted."""
 _HEAD = struct.Struct("<IIQ")
 _ANY_BODY = msgspec.msgpack.Decoder(Envelope[object])
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -61,6 +73,8 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+STRANGER_LIMITS = Limits(header=HELLO_BYTES, payload=0, streams=0)
+"""Until the Hello of a peer is accepted."""
 
 
 class MessageWriter:
@@ -157,7 +171,8 @@ class MessageReader:
     ) -> None:
         self._decoder = decoder
         self._choose = choose
-        self._limits = limits
+        self.limits = limits
+        """May change between two messages."""
         self._staging = _thread_staging()
         self._start = self._end = 0
         self._streams: dict[int, Incoming] = {}
@@ -179,23 +194,26 @@ class MessageReader:
             self._start = self._end = 0
         return self._staging[self._end :]
 
-    def received(self, nbytes: int) -> list[Incoming]:
-        """Messages completed by ``nbytes`` more bytes in the buffer. Raises ProtocolError."""
-        complete: list[Incoming] = []
+    def received(self, nbytes: int) -> Iterator[Incoming]:
+        """Messages completed by ``nbytes`` more bytes in the buffer, each before what follows it is looked at: it may
+        change the ``limits``. To be used up, unless the connection ends. Raises ProtocolError.
+        """
         if self._direct:
-            self._advance(nbytes, complete)
-            return complete
+            yield from self._advance(nbytes)
+            return
         self._end += nbytes
         while self._start < self._end:
             if self._left:
                 size = min(self._left, self._end - self._start)
                 self._copy(size)
                 self._start += size
-                self._advance(size, complete)
-            elif not self._begin_frame(complete):
+                yield from self._advance(size)
+            elif self._begin_frame():
+                if self._left == 0:
+                    yield from self._advance(0)
+            else:
                 self._keep_rest()
                 break
-        return complete
 
     def forget(self, envelope_kind: int, request: int) -> None:
         """Throw away what still arrives for a message: its target may no longer be written."""
@@ -203,13 +221,22 @@ class MessageReader:
         if incoming is not None:
             incoming.target = None
 
+    def close(self) -> None:
+        """Nothing more is received. Lets go of everything, also of the host, so that both are freed at once."""
+        self._choose = _no_target
+        self._staging = _thread_staging()
+        self._start = self._end = self._left = 0
+        self._current = None
+        self._streams.clear()
+
     def _copy(self, size: int) -> None:
         assert self._current is not None
         target, filled = self._current.target, self._current.filled
         if target is not None:
             target[filled : filled + size] = self._staging[self._start : self._start + size]
 
-    def _advance(self, size: int, complete: list[Incoming]) -> None:
+    def _advance(self, size: int) -> tuple[Incoming, ...]:
+        """The current message, if ``size`` more bytes of its payload complete it."""
         incoming = self._current
         assert incoming is not None
         incoming.filled += size
@@ -218,9 +245,10 @@ class MessageReader:
             self._current = None
             if incoming.filled == incoming.total:
                 self._streams.pop(_stream_key(incoming.envelope.kind, incoming.envelope.id), None)
-                complete.append(incoming)
+                return (incoming,)
+        return ()
 
-    def _begin_frame(self, complete: list[Incoming]) -> bool:
+    def _begin_frame(self) -> bool:
         """Parse the next frame's header if all of it is here."""
         available = self._end - self._start
         if available < _HEAD.size:
@@ -229,8 +257,8 @@ class MessageReader:
         magic, header_bytes, payload_bytes = _HEAD.unpack_from(self._staging, self._start)
         if magic != MAGIC:
             raise ProtocolError(f"not a TransferQueue peer, or another version: frame starts with {magic:#x}")
-        if header_bytes > self._limits.header:
-            raise ProtocolError(f"header of {header_bytes} bytes exceeds the limit of {self._limits.header}")
+        if header_bytes > self.limits.header:
+            raise ProtocolError(f"header of {header_bytes} bytes exceeds the limit of {self.limits.header}")
         if available < _HEAD.size + header_bytes:
             self._make_room(_HEAD.size + header_bytes)
             return False
@@ -245,8 +273,6 @@ class MessageReader:
         if payload_bytes > incoming.total - incoming.filled or (payload_bytes == 0 and incoming.total):
             raise ProtocolError(f"frame of {payload_bytes} payload bytes does not fit its message of {incoming.total}")
         self._left = payload_bytes
-        if payload_bytes == 0:
-            self._advance(0, complete)
         return True
 
     def _decode(self, header: memoryview) -> tuple[Envelope[Any], TransferQueueError | None]:
@@ -273,9 +299,9 @@ class MessageReader:
         if incoming.total == 0:
             return incoming
         key = _stream_key(envelope.kind, envelope.id)
-        if not 0 < incoming.total <= self._limits.payload:
-            raise ProtocolError(f"payload of {incoming.total} bytes exceeds the limit of {self._limits.payload}")
-        if key in self._streams or len(self._streams) >= self._limits.streams:
+        if not 0 < incoming.total <= self.limits.payload:
+            raise ProtocolError(f"payload of {incoming.total} bytes exceeds the limit of {self.limits.payload}")
+        if key in self._streams or len(self._streams) >= self.limits.streams:
             raise ProtocolError("too many messages under way, or one id used twice")
         try:
             if refused is None:
@@ -296,7 +322,7 @@ class MessageReader:
         """Part of a header is here: others may not receive over it."""
         if self._staging is _thread_staging():
             pending = self._end - self._start
-            own = memoryview(bytearray(_STAGING))
+            own = memoryview(bytearray(max(pending + 1, min(_STAGING, _HEAD.size + self.limits.header))))
             own[:pending] = self._staging[self._start : self._end]
             self._staging = own
             self._start, self._end = 0, pending
@@ -318,6 +344,10 @@ class MessageReader:
 def _stream_key(kind: int, request: int) -> int:
     """Requests and replies number their streams apart."""
     return ~request if kind == Kind.REPLY else request
+
+
+def _no_target(envelope: Envelope[Any], nbytes: int) -> None:
+    """Of a closed reader."""
 
 
 def _as_bytes(buffer: Buffer) -> memoryview:

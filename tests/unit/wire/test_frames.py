@@ -240,7 +240,7 @@ def test_readers_of_a_thread_share_a_buffer_but_for_the_rest_of_a_header() -> No
 
     def feed(into: MessageReader, data: bytes) -> list[Incoming]:
         into.buffer()[: len(data)] = data
-        return into.received(len(data))
+        return list(into.received(len(data)))
 
     frames = [
         bytes(MessageWriter(ENCODER, Envelope(Kind.REQUEST, 7, 0, Hello("client", name))).next_frame(ENCODER)[0])

@@ -1,0 +1,262 @@
+"""The door of a listening port: how many strangers may stand in it and for how long, and who was turned away.
+
+A *stranger* is a connection that has not shown yet that it may stay. Its number is bounded, per address and in all, and
+so is its time. Where there are too many, the oldest has to go, so that the newest always gets in: a client shows what
+it has at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import resource
+import socket
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any
+
+__all__ = ["REASONS", "Gate", "Refusals", "Stranger", "printable"]
+
+log = logging.getLogger(__name__)
+
+REASONS = ("credentials", "tls", "malformed", "late", "crowd")
+"""Why a connection is turned away: a token, certificate or policy refuses it; its TLS handshake fails; it sends bytes
+that are not the protocol; it does not say in time who it is; too many others do not either."""
+_BATCH = 64
+"""Connections accepted in one turn of the loop: what these send is read before more of them are accepted."""
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_S = 0.2
+_LINES, _LINES_S = 10, 10.0
+
+
+def printable(text: str, most: int = 300) -> str:
+    """``text`` of a peer as a log may show it: ASCII on one line, cut to ``most`` characters."""
+    return ascii(text[:most])[1:-1]
+
+
+class Refusals:
+    """Counts the connections that a server turns away, by reason, and logs them: at most 10 lines in 10 seconds."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(REASONS, 0)
+        self._since = 0.0
+        self._lines = 0
+        self._unlogged = 0
+
+    def note(self, reason: str, address: str, why: str) -> None:
+        """``reason``: one of ``REASONS``. ``address``: of the peer."""
+        self.counts[reason] += 1
+        now = monotonic()
+        if now - self._since > _LINES_S:
+            self._since, self._lines = now, 0
+        self._lines += 1
+        if self._lines > _LINES:
+            self._unlogged += 1
+            return
+        more = f" ({self._unlogged} more were turned away before)" if self._unlogged else ""
+        self._unlogged = 0
+        log.warning("turned away %s (%s): %s%s", printable(address), reason, printable(why), more)
+
+
+class Stranger:
+    """A connection in the door. ``drop`` ends it, and may be replaced while it comes further in."""
+
+    __slots__ = ("address", "drop", "group", "left", "timer")
+
+    def __init__(self, address: str, group: str) -> None:
+        self.address = address
+        """host:port, for logs."""
+        self.group = group
+        """What counts as one address."""
+        self.left = False
+        self.drop: Callable[[str], None] = _nothing
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Gate:
+    """Accepts the connections of one port. ``opened(socket, stranger)`` serves each, until its end or until ``leave``
+    says that it is a stranger no more."""
+
+    def __init__(
+        self,
+        opened: Callable[[socket.socket, Stranger], Coroutine[Any, Any, None]],
+        refusals: Refusals,
+        *,
+        patience_s: float,
+        per_address: int,
+        total: int,
+    ) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._opened = opened
+        self._refusals = refusals
+        self._patience_s = patience_s
+        self._total = max(2, min(total, soft // 4))
+        self._per_address = max(1, min(per_address, self._total // 2))
+        self._groups: dict[str, dict[Stranger, None]] = {}
+        self._strangers = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[socket.socket] = []
+        self._loop = asyncio.get_running_loop()
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on ``host`` (empty: all addresses) and return the port. Raises OSError."""
+        self._listening = _listeners(host, port)
+        for listener in self._listening:
+            self._loop.add_reader(listener, self._accept, listener)
+        return int(self._listening[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Stop listening and drop all strangers. Idempotent."""
+        for listener in self._listening:
+            self._loop.remove_reader(listener)
+            listener.close()
+        self._listening = []
+        for stranger in [stranger for group in self._groups.values() for stranger in group]:
+            self._drop(stranger, "this process ends")
+        for task in list(self._tasks):
+            task.cancel()
+
+    def leave(self, stranger: Stranger) -> None:
+        """It is gone, or no stranger any more. Idempotent."""
+        if stranger.left:
+            return
+        stranger.left = True
+        stranger.drop = _nothing
+        if stranger.timer is not None:
+            stranger.timer.cancel()
+        group = self._groups[stranger.group]
+        del group[stranger]
+        if not group:
+            del self._groups[stranger.group]
+        self._strangers -= 1
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_BATCH):
+            try:
+                accepted, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._wait_for_room(listener, error)
+                return
+            self._enter(accepted, address)
+
+    def _wait_for_room(self, listener: socket.socket, error: OSError) -> None:
+        log.warning("cannot accept a connection: %s; allow this process more open files", error.strerror)
+        if self._groups:
+            self._crowd_out(self._largest())
+        self._loop.remove_reader(listener)
+        self._loop.call_later(_RETRY_S, self._resume, listener)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listening:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _enter(self, accepted: socket.socket, address: Any) -> None:
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        host, port = address[:2]
+        stranger = Stranger(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", _group_of(host))
+        if len(self._groups.get(stranger.group, ())) >= self._per_address:
+            self._crowd_out(stranger.group)
+        elif self._strangers >= self._total:
+            self._crowd_out(self._largest())
+        self._groups.setdefault(stranger.group, {})[stranger] = None
+        self._strangers += 1
+        stranger.timer = self._loop.call_later(self._patience_s, self._late, stranger)
+        begun = False
+
+        async def serve() -> None:
+            nonlocal begun
+            begun = True
+            await self._opened(accepted, stranger)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not begun:
+                accepted.close()
+                self.leave(stranger)
+            elif not task.cancelled() and (error := task.exception()) is not None:
+                self._loop.call_exception_handler({"message": "a connection failed", "exception": error})
+
+        task = self._loop.create_task(serve())
+        stranger.drop = lambda reason: _cancel(task)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    def _largest(self) -> str:
+        return max(self._groups, key=lambda name: len(self._groups[name]))
+
+    def _crowd_out(self, group: str) -> None:
+        oldest = next(iter(self._groups[group]))
+        self._refusals.note("crowd", oldest.address, "too many connections have not said who they are; the oldest goes")
+        self._drop(oldest, "too many connections have not said who they are")
+
+    def _late(self, stranger: Stranger) -> None:
+        why = f"it did not say within {self._patience_s:g} s who it is"
+        self._refusals.note("late", stranger.address, why)
+        self._drop(stranger, why)
+
+    def _drop(self, stranger: Stranger, reason: str) -> None:
+        drop = stranger.drop
+        self.leave(stranger)
+        drop(reason)
+
+
+def _nothing(reason: str) -> None:
+    """Before there is anything to end."""
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _group_of(host: str) -> str:
+    """One address; of IPv6 the network of a host, in which it has as many addresses as it likes."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    return str(address.ipv4_mapped or int(address) >> 64)
+
+
+def _listeners(host: str, port: int) -> list[socket.socket]:
+    """One for each address of ``host``, all at one port. Raises OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        if port == 0 and listeners:
+            address = (address[0], listeners[0].getsockname()[1], *address[2:])
+        try:
+            listener = socket.socket(family, kind, protocol)
+        except OSError as error:  # a family that the kernel lacks
+            problem = error
+            continue
+        try:
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(4096)
+        except OSError as error:
+            listener.close()
+            problem = error
+            if error.errno == errno.EADDRNOTAVAIL:
+                continue
+            for other in listeners:
+                other.close()
+            raise
+        listeners.append(listener)
+    if not listeners:
+        raise problem or OSError(errno.EADDRNOTAVAIL, "no address to listen on")
+    return listeners
