@@ -6,6 +6,7 @@ What is slow to import is imported by the command that needs it, so that ``tq up
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -13,7 +14,8 @@ import msgspec
 import typer
 
 from transfer_queue.cli import checkpoint, data, diagnosis, storage
-from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.faults import console, faults, say
+from transfer_queue.cli.link import QueueOption, running_queues
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
@@ -28,18 +30,26 @@ app = typer.Typer(
     help="TransferQueue: the data plane between rollout workers and trainers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[Path, typer.Option("--file", "-f", help="YAML of a TransferQueue resource.")]
+File = Annotated[Path, typer.Option("--file", "-f", help="YAML of a TransferQueue resource; - is standard input.")]
 # typer reads annotations at run time: Optional, as `X | None` needs a newer typer on Python 3.10
-BackendName = Annotated[Optional[str], typer.Option("--backend", help="simple or mooncake, instead of the file's.")]  # noqa: UP045
+BackendName = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--backend",
+        help="simple or mooncake, instead of the file's.",
+        autocompletion=lambda incomplete: [name for name in ("simple", "mooncake") if name.startswith(incomplete)],
+    ),
+]
 Command = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(help="A command to run with TQ_CONFIG_FILE set; the queue ends with it.", show_default=False),
 ]
 
 
-@app.command()
 def up(
     file: File,
     backend: BackendName = None,
@@ -60,17 +70,30 @@ def up(
     raise typer.Exit(code)
 
 
-@app.command()
-def down(name: Annotated[Optional[str], typer.Argument(help="By default the only one that runs.")] = None) -> None:  # noqa: UP045
+def down(
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="QUEUE",
+            help="By default the only one that runs.",
+            autocompletion=running_queues,
+            show_default=False,
+        ),
+    ] = None,
+    queue_name: QueueOption = None,
+) -> None:
     """Take a queue of this machine down."""
     with faults():
+        if None not in (name, queue_name) and name != queue_name:
+            raise ConfigError(f"two queues are named, {name} and {queue_name}; take them down one after the other")
+        name = name or queue_name
         running = read_running()
         if not running and name is None:
             console.print("no queue is running here")
             return
         queue = _pick(running, name)
         stop_running(queue)
-        console.print(f"{queue.name} is down")
+        say(f"{queue.name} is down")
 
 
 def _pick(running: list[RunningQueue], name: str | None) -> RunningQueue:
@@ -83,10 +106,12 @@ def _pick(running: list[RunningQueue], name: str | None) -> RunningQueue:
     raise TransferQueueError(f"queue {name} is not running here; running: {names}")
 
 
-@app.command()
-def status(output: OutputOption = Output.table) -> None:
+def status(queue_name: QueueOption = None, output: OutputOption = Output.table) -> None:
     """Show the queues of this machine."""
     running = read_running()
+    if queue_name is not None:
+        with faults():
+            running = [_pick(running, queue_name)]
     if output is not Output.table:
         show([msgspec.to_builtins(queue) for queue in running], output, list)
         return
@@ -100,7 +125,6 @@ def status(output: OutputOption = Output.table) -> None:
         typer.echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
 
 
-@app.command()
 def version() -> None:
     """Show the version."""
     with faults():
@@ -112,18 +136,38 @@ def version() -> None:
             ) from None
 
 
-for command in (
-    diagnosis.top,
-    storage.drain,
-    data.ls,
-    data.get,
-    data.put,
-    data.clear,
-    data.tail,
-    diagnosis.trace,
-    diagnosis.doctor,
-    diagnosis.plan,
-    diagnosis.bench,
-):
-    app.command()(command)
+def _version_option(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def tq(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version_option, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """TransferQueue: the data plane between rollout workers and trainers."""
+
+
+_COMMANDS: dict[Callable[..., None], Sequence[str]] = {
+    up: ("tq up -f queue.yaml -- python train.py", "tq up -f queue.yaml --detach"),
+    down: ("tq down", "tq down --queue demo"),
+    status: ("tq status", "tq status -o json"),
+    diagnosis.top: ("tq top", "tq top --once"),
+    storage.drain: ("tq drain storage-0", "tq drain storage-0 --cancel"),
+    data.ls: ("tq ls", "tq ls train_0"),
+    data.get: ("tq get train_0 a b", "tq get train_0 a -F reward -o json"),
+    data.put: ("tq put train_0 a reward=1.0 text='\"hello\"'", "tq put train_0 a --tag '{\"score\": 1}'"),
+    data.clear: ("tq clear train_0 a b", "tq clear train_0 --all --yes"),
+    data.tail: ("tq tail train_0", "tq tail train_0 --count 8 --timeout 60"),
+    diagnosis.trace: ("tq trace step.json --seconds 30",),
+    diagnosis.doctor: ("tq doctor", "tq doctor -f queue.yaml"),
+    diagnosis.plan: ("tq plan --gpus 64 --seq 8k",),
+    diagnosis.bench: ("tq bench --backend simple",),
+    version: ("tq version",),
+}
+for command, examples in _COMMANDS.items():
+    app.command(epilog="\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples))(command)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Save a whole queue to files, load it into an empty one, or show what was saved.")
+app = typer.Typer(
+    help="Save a whole queue to files, load it into an empty one, or show what was saved.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Folder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the checkpoint.", show_default=False)]
 
 
-@app.command()
+@app.command(epilog="\b\nExamples:\n  tq checkpoint save /ckpt/step_1200")
 def save(
     path: Folder,
     data: Annotated[bool, typer.Option("--data/--no-data", help="The rows' data too; simple always does.")] = True,
@@ -50,7 +54,7 @@ def save(
         show(_summary(path, manifest), output, lambda: [_line("saved", path, manifest)])
 
 
-@app.command()
+@app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
 def load(
     path: Folder,
     queue: QueueOption = None,
@@ -69,7 +73,7 @@ def load(
         show(_summary(path, manifest), output, lambda: [_line("loaded", path, manifest)])
 
 
-@app.command("show")
+@app.command("show", epilog="\b\nExamples:\n  tq checkpoint show /ckpt/step_1200 --verify")
 def show_(
     path: Folder,
     verify: Annotated[bool, typer.Option("--verify", help="Read every block and compare its checksum.")] = False,

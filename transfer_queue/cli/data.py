@@ -9,19 +9,24 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from transfer_queue.cli.faults import console, faults
-from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue
+from transfer_queue._printable import printable
+from transfer_queue.cli.faults import faults, say
+from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue, partitions
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
-from transfer_queue.errors import ConfigError, UnknownPartitionError, WaitTimeoutError
+from transfer_queue.control.commands import ListPartitions
+from transfer_queue.errors import ConfigError, KeyNotFoundError, UnknownPartitionError, WaitTimeoutError
 
 __all__ = ["clear", "get", "ls", "parse_fields", "put", "tail"]
 
-Partition = Annotated[str, typer.Argument(help="Name of a partition.", show_default=False)]
+Partition = Annotated[str, typer.Argument(help="Name of a partition.", show_default=False, autocompletion=partitions)]
 Keys = Annotated[list[str], typer.Argument(help="Keys of rows.", show_default=False)]
 
 
 def ls(
-    partition: Annotated[Optional[str], typer.Argument(help="By default the partitions.")] = None,  # noqa: UP045
+    partition: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="By default the partitions.", show_default=False, autocompletion=partitions),
+    ] = None,
     queue: QueueOption = None,
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
@@ -98,19 +103,24 @@ def put(
             client.run(client.kv.put_one(key, partition, _tensors(values) or None, parsed_tag, None))
         finally:
             client.close()
+        wrote = [*(["fields " + ", ".join(values)] if values else []), *(["its tag"] if parsed_tag is not None else [])]
+        say(f"wrote {' and '.join(wrote)} of row {key!r} in partition {partition!r}")
 
 
 def clear(
     partition: Partition,
-    keys: Annotated[Optional[list[str]], typer.Argument(help="Keys of rows; unknown ones are ignored.")] = None,  # noqa: UP045
+    keys: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Keys of rows; those that do not exist are named.", show_default=False),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole partition.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     queue: QueueOption = None,
     controller: ControllerOption = None,
 ) -> None:
-    """Forget rows and free their storage."""
+    """Forget rows and free their storage. Exit code 1 if there was nothing to clear."""
     with faults():
-        from transfer_queue.control.commands import Clear
+        from transfer_queue.control.commands import Clear, Lookup, Snapshot
 
         if bool(keys) == everything:
             raise ConfigError("name the keys to clear, or the whole partition with --all")
@@ -120,7 +130,20 @@ def clear(
                 raise ConfigError(f"clearing all of partition {partition!r} needs --yes where nobody can be asked")
             typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
         with Link(config) as link:
+            if partition not in link.request(ListPartitions("")).value:
+                raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows those that exist")
+            missing: list[str] = []
+            if keys:
+                there = link.request(Lookup(partition, keys=keys, fields=[], partial=True))
+                rows = len(there.indexes) // 8
+                missing = sorted(set(keys) - set(there.keys or ()))
+                if not rows:
+                    raise KeyNotFoundError(f"nothing to clear: keys {missing} not found in partition {partition!r}")
+            else:
+                rows = link.request(Snapshot(partition)).value["rows"]
             link.request(Clear(partition, keys=keys or None))
+            gone = f"; not found: {', '.join(map(repr, missing))}" if missing else ""
+            say(f"cleared {rows} row{'' if rows == 1 else 's'} of partition {partition!r}{gone}")
 
 
 def tail(
@@ -138,7 +161,7 @@ def tail(
         seen = set() if from_start else set(_keys(link, partition) or {})
         end = None if timeout is None else time.monotonic() + timeout
         shown = 0
-        console.print(f"waiting for keys in partition {partition}", markup=False)
+        say(f"waiting for keys in partition {partition}")
         while True:
             present = _keys(link, partition) or {}
             for key, tag in present.items():
@@ -199,7 +222,7 @@ def _print_line(key: str, tag: dict[str, Any], output: Output) -> None:
     elif output is Output.yaml:
         typer.echo(f"- {json.dumps({'key': key, 'tag': tag}, default=str)}")
     else:
-        typer.echo(f"{key}  {_short(tag)}".rstrip())
+        typer.echo(printable(f"{key}  {_short(tag)}".rstrip()))
     sys.stdout.flush()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError
@@ -24,7 +24,7 @@ def top(
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Watch partitions, fields, tasks, who waits for what, and storage. Ctrl-C ends it."""
+    """Watch partitions, fields, tasks, who waits for what, and storage; q ends it."""
     with faults():
         from transfer_queue.cli.top import watch
 
@@ -80,7 +80,7 @@ def trace(
             raise ConfigError(f"{file}: there is no folder {file.parent}")
         with Link(config) as link:
             link.request(Trace(MOST_EVENTS))
-            console.print(f"recording for {seconds:g} s; Ctrl-C ends it")
+            say(f"recording for {seconds:g} s; Ctrl-C ends it")
             try:
                 for _ in range(max(1, round(seconds))):
                     sleep(seconds / max(1, round(seconds)))
@@ -93,7 +93,7 @@ def trace(
         found = chrome_trace(record, partition)
         file.write_text(json.dumps(found))
         slices = sum(event["ph"] == "X" for event in found["traceEvents"])
-        console.print(f"{slices} puts, fetches and clears in {file}; open it in ui.perfetto.dev", soft_wrap=True)
+        say(f"{slices} puts, fetches and clears in {file}; open it in ui.perfetto.dev")
 
 
 def bench(

@@ -6,17 +6,56 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from transfer_queue._printable import printable
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.supervise import Interrupted, interruptible
 
-__all__ = ["console", "faults"]
+__all__ = ["console", "faults", "run", "say"]
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 """For words to people; results go to standard output."""
+
+
+_UsageError: Any = typer.BadParameter.__base__  # releases of typer differ in where they keep this class
+
+
+def run(app: typer.Typer, arguments: list[str] | None = None, **options: Any) -> int:
+    """Run the command that ``arguments`` name (default: those of the process).
+
+    Returns:
+        The exit code: 2 for a wrong call, which is told in one line that names the help.
+    """
+    try:
+        code = app(arguments, standalone_mode=False, **options)
+    except _UsageError as error:
+        message = error.format_message()
+        if "\n" in message:  # a group without a command: the message is its help
+            typer.echo(message, err=True)
+        else:
+            path = error.ctx.command_path if error.ctx else app.info.name
+            _print_error(f"{message.rstrip('.')}; see: {path} --help")
+        return 2
+    except typer.Abort:
+        _print_error("aborted")
+        return 1
+    except SystemExit as ended:  # completion, and what a command ends with by itself
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return code if isinstance(code, int) else 0
+
+
+def _print_error(line: str) -> None:
+    console.print(Text("error: ", "red").append(printable(line), "default"))
+
+
+def say(text: str) -> None:
+    """Tell a person one line on standard error. Names in it are shown, never interpreted."""
+    console.print(printable(text), markup=False)
 
 
 @contextmanager
@@ -27,7 +66,7 @@ def faults() -> Iterator[None]:
         yield
     except TransferQueueError as error:
         for line in str(error).splitlines():
-            console.print("[red]error:[/]", line.replace("[", "\\["))
+            _print_error(line)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except Interrupted as signalled:
         raise typer.Exit(signalled.exit_code) from None

@@ -13,7 +13,7 @@ import typer
 from transfer_queue.cli.state import read_running
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses, attach_from_environment, parse_address
 from transfer_queue.config.document import load_document
-from transfer_queue.control.commands import Command, Value
+from transfer_queue.control.commands import Command, ListPartitions, Value
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
@@ -21,14 +21,34 @@ from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
 
-__all__ = ["ControllerOption", "Link", "QueueOption", "find_queue"]
+__all__ = ["ControllerOption", "Link", "QueueOption", "find_queue", "partitions", "running_queues"]
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+
+
+def running_queues(incomplete: str) -> list[str]:
+    """Names that a shell offers for a queue."""
+    return [queue.name for queue in read_running() if queue.name.startswith(incomplete)]
+
+
+def partitions(context: typer.Context, incomplete: str) -> list[str]:
+    """Names that a shell offers for a partition."""
+    given = context.params
+    try:
+        with Link(find_queue(given.get("queue"), given.get("controller")), timeout_s=2.0) as link:
+            names = link.request(ListPartitions("")).value
+    except TransferQueueError:  # a shell has no place for it
+        return []
+    return [name for name in names if name.startswith(incomplete) and name.isprintable()]
+
 
 QueueOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        "--queue", "-q", help="Name of a queue of this machine; by default the environment's, or the only one."
+        "--queue",
+        "-q",
+        help="Name of a queue of this machine; by default the environment's, or the only one.",
+        autocompletion=running_queues,
     ),
 ]
 ControllerOption = Annotated[

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from transfer_queue._printable import printable
+
 __all__ = ["Output", "OutputOption", "human_bytes", "make_table", "show"]
 
 
@@ -30,16 +32,25 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of th
 def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> None:
     """Print ``document`` as JSON or YAML, or what ``draw`` makes of it for people."""
     if output is Output.json:
-        typer.echo(json.dumps(document, indent=2, default=str, ensure_ascii=False))
+        typer.echo(_dumped(lambda ascii_only: json.dumps(document, indent=2, default=str, ensure_ascii=ascii_only)))
     elif output is Output.yaml:
         plain = json.loads(json.dumps(document, default=str))
-        typer.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+        typer.echo(
+            _dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only)), nl=False
+        )
     else:
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = 300  # a file or a pipe has no width; lines stay whole
         for part in draw():
-            console.print(part, soft_wrap=isinstance(part, str | Text))
+            text = isinstance(part, str)
+            console.print(Text(printable(part)) if text else part, soft_wrap=text or isinstance(part, Text))
+
+
+def _dumped(dump: Callable[[bool], str]) -> str:
+    """``dump(ascii_only)``: letters of all languages as they are, unless some character is not printable."""
+    text = dump(False)
+    return text if text.replace("\n", "").isprintable() else dump(True)
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
@@ -47,9 +58,9 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for position, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(printable(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     return table
 
 

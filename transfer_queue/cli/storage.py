@@ -7,12 +7,18 @@ import math
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from transfer_queue.cli.faults import console, faults
+from transfer_queue._printable import printable
+from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.link import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.output import human_bytes
 
 __all__ = ["drain"]
+
+
+def _draining(unit: str) -> str:
+    return f"draining {escape(printable(unit))}"
 
 
 def drain(
@@ -30,9 +36,9 @@ def drain(
         addresses = found.controller.addresses
         if cancel:
             asyncio.run(undrain_unit(addresses, unit, security=found.security))
-            console.print(f"{unit} takes new blocks again")
+            say(f"{unit} takes new blocks again")
             return
-        with console.status(f"draining {unit}") as status:
+        with console.status(_draining(unit)) as status:
             done = asyncio.run(
                 drain_unit(
                     addresses,
@@ -40,10 +46,10 @@ def drain(
                     security=found.security,
                     timeout_s=timeout or math.inf,
                     retire=True,
-                    progress=lambda done: status.update(f"draining {unit}: {human_bytes(done.nbytes)} moved"),
+                    progress=lambda done: status.update(f"{_draining(unit)}: {human_bytes(done.nbytes)} moved"),
                 )
             )
-        console.print(
+        say(
             f"{unit} is empty: {done.blocks} blocks, {human_bytes(done.nbytes)} were moved. It takes no new ones until "
             f"it is started anew; tq drain {unit} --cancel undoes that"
         )

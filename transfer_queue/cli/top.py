@@ -2,84 +2,210 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import termios
 import time
-from collections.abc import Sequence
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from transfer_queue._printable import printable
 from transfer_queue.cli.link import Link
 from transfer_queue.cli.output import Output, human_bytes, make_table, show
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 
-__all__ = ["draw_picture", "rates", "watch"]
+__all__ = ["View", "draw_picture", "rates", "watch"]
+
+_NARROW = 60
+"""Columns below which a table becomes one paragraph for each of its rows."""
 
 
 def watch(link: Link, output: Output, *, once: bool, interval_s: float) -> None:
-    """Show the picture once, or again and again until interrupted. Raises ConnectionLostError at the first one."""
+    """Show the picture once, or until ``q`` is pressed. Without a terminal it is shown once.
+
+    Raises:
+        ConnectionLostError: The controller does not answer the first request.
+    """
     now = link.look()
-    if once or output is not Output.table:
+    if once or output is not Output.table or not (sys.stdout.isatty() and sys.stdin.isatty()):
         show(now, output, lambda: draw_picture(now, None))
         return
-    with Live(Group(*draw_picture(now, None)), console=Console(), auto_refresh=False, screen=True) as live:
+    console = Console(highlight=False)
+    view = View()
+    speed: dict[str, float] | None = None
+    trouble = ""
+    due = time.monotonic() + interval_s
+    with _keys() as keys, Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            time.sleep(interval_s)
-            before = now
+            live.update(view.frame(console, now, speed, trouble), refresh=True)
+            for key in keys(max(0.0, due - time.monotonic())):
+                if not view.press(key, console.height):
+                    return
+            if time.monotonic() < due:
+                continue
+            before, due = now, time.monotonic() + interval_s
             try:
                 now = link.look()
+                speed, trouble = rates(before, now), ""
             except (ConnectionLostError, WaitTimeoutError) as error:
-                live.update(Group(*draw_picture(before, None), Text(f"{error}; trying again", "red")), refresh=True)
-                continue
-            live.update(Group(*draw_picture(now, rates(before, now))), refresh=True)
+                speed, trouble = None, f"{error}; trying again"
+
+
+class View:
+    """What a person chose to see: how far it is scrolled, and the text that names must contain."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.filter = ""
+        self._typing = False
+
+    def press(self, key: str, height: int) -> bool:
+        """Act on a key; False ends the program."""
+        if self._typing:
+            if key in ("\n", "\r"):
+                self._typing = False
+            elif key == "esc":
+                self._typing, self.filter = False, ""
+            elif key in ("\x7f", "\b"):
+                self.filter = self.filter[:-1]
+            elif len(key) == 1 and key.isprintable():
+                self.filter += key
+            return True
+        if key == "/":
+            self._typing, self.filter, self.offset = True, "", 0
+        elif key == "esc":
+            self.filter = ""
+        page = max(1, height - 2)
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page, " ": page}
+        self.offset += moves.get(key, 0)
+        if key == "g":
+            self.offset = 0
+        return key not in ("q", "Q")
+
+    def frame(self, console: Console, picture: dict[str, Any], speed: dict[str, float] | None, trouble: str) -> Text:
+        """The part of the picture that fits on the screen, and a line of help."""
+        with console.capture() as captured:
+            for part in draw_picture(picture, speed, self.filter, console.width):
+                console.print(part)
+        lines = captured.get().rstrip("\n").split("\n")
+        room = max(1, console.height - 1)
+        self.offset = max(0, min(self.offset, len(lines) - room))
+        frame = Text.from_ansi("\n".join(lines[self.offset : self.offset + room]))
+        below = len(lines) - room - self.offset
+        more = f"  {below} lines below" if below > 0 else ""
+        words = f"filter: {self.filter}" + ("_" if self._typing else "") if self._typing or self.filter else "/ filters"
+        foot = Text(printable(trouble), "red") if trouble else Text(f"q quits  {words}  arrows scroll{more}", "dim")
+        foot.truncate(console.width)
+        return frame.append("\n").append(foot)
+
+
+_SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b": "esc"}
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Single keys of the terminal: a function that waits for at most so many seconds and returns what was pressed."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(timeout_s: float) -> list[str]:
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            return []
+        text = os.read(descriptor, 1024).decode(errors="replace")
+        return [_SEQUENCES[text]] if text in _SEQUENCES else [key for key in text if key != "\x1b"] or ["q"]
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float] | None:
-    """Each counter's growth a second between two pictures; None if the controller started anew between them."""
+    """Each counter's growth a second between two pictures; None if the controller restarted between them."""
     seconds = now["uptime_s"] - before["uptime_s"]
     if before["run"] != now["run"] or seconds <= 0:
         return None
     return {name: (value - before["counters"][name]) / seconds for name, value in now["counters"].items()}
 
 
-def draw_picture(picture: dict[str, Any], speed: dict[str, float] | None) -> Sequence[Any]:
-    """The picture as tables."""
-    parts: list[Any] = [Text(_headline(picture, speed), "bold"), Text("")]
-    partitions = picture["partitions"]
+def draw_picture(
+    picture: dict[str, Any], speed: dict[str, float] | None, only: str = "", width: int = 300
+) -> Sequence[Any]:
+    """The picture as tables: who waits, then partitions, the newest first, their tasks, and storage units.
+
+    Args:
+        picture: See ``transfer_queue.runtime.picture``.
+        speed: See :func:`rates`.
+        only: Partitions, tasks and units whose names contain this text.
+        width: Columns of the terminal.
+    """
+
+    def table(columns: list[str], rows: list[list[Any]]) -> Any:
+        return make_table(columns, rows) if width >= _NARROW else _paragraphs(columns, rows)
+
+    def wanted(*names: str) -> bool:
+        return any(only in name for name in names)
+
+    parts: list[Any] = [Text(_headline(picture, speed), "bold"), ""]
+    partitions = [item for item in reversed(picture["partitions"]) if wanted(item["name"])]
+    waiters = [
+        [each["task"] or "a put", each["partition"], each["rows"], f"{each['waited_s']:.0f} s", each["lacks"]]
+        for each in picture["waiters"]
+        if wanted(each["task"], each["partition"])
+    ]
+    if waiters:
+        parts += [table(["WAITS", "PARTITION", "ROWS", "FOR", "WHAT IS THERE AND WHAT LACKS"], waiters), ""]
     fields = list(dict.fromkeys(name for item in partitions for name in item["fields"]))
     rows = [
         [item["name"], item["rows"], human_bytes(item["bytes"])]
         + [_share(item, name) for name in fields]
-        + ([f"{item['lost']} lost"] if item["lost"] else [""])
+        + [f"{item['lost']} lost" if item["lost"] else ""]
         for item in partitions
     ]
-    parts.append(make_table(["PARTITION", "ROWS", "BYTES", *fields, ""], rows) if rows else Text("no rows yet"))
+    none = f"no partition with {only!r} in its name" if only and picture["partitions"] else "no rows yet"
+    parts.append(table(["PARTITION", "ROWS", "BYTES", *fields, ""], rows) if rows else none)
     tasks = [
         [item["name"], each["task"], ", ".join(each["fields"]), each["consumed"], each["ready"], each["waiting"]]
-        for item in partitions
+        for item in reversed(picture["partitions"])
         for each in item["subscriptions"]
+        if wanted(item["name"], each["task"])
     ]
     if tasks:
-        parts += ["", make_table(["PARTITION", "TASK", "FIELDS", "CONSUMED", "READY", "WAITING"], tasks)]
-    waiters = [
-        [each["task"] or "a put", each["partition"], each["rows"], f"{each['waited_s']:.0f} s", each["lacks"]]
-        for each in picture["waiters"]
-    ]
-    if waiters:
-        parts += ["", make_table(["WAITS", "PARTITION", "ROWS", "FOR", "WHAT IS THERE AND WHAT LACKS"], waiters)]
+        parts += ["", table(["PARTITION", "TASK", "FIELDS", "CONSUMED", "READY", "WAITING"], tasks)]
     units = [
-        [each["name"], each["address"] or "-", _use(each), each["blocks"], "" if each["connected"] else "away"]
+        [each["name"], each["address"] or "-", _use(each), each["blocks"], _state(each)]
         for each in picture["units"]
+        if wanted(each["name"])
     ]
-    parts += ["", make_table(["UNIT", "ADDRESS", "USE", "BLOCKS", ""], units) if units else Text("no storage units")]
+    if units or not only:
+        parts += ["", table(["UNIT", "ADDRESS", "USE", "BLOCKS", ""], units) if units else "no storage units"]
     return parts
+
+
+def _paragraphs(columns: list[str], rows: list[list[Any]]) -> Text:
+    """A table for narrow terminals: a line with the name, and what is known of it below."""
+    found = Text()
+    for name, *cells in rows:
+        about = ", ".join(
+            f"{column.lower()} {cell}".strip() for column, cell in zip(columns[1:], cells, strict=True) if cell != ""
+        )
+        found.append(f"{printable(str(name))}\n", "bold").append(f"  {printable(about)}\n")
+    found.rstrip()
+    return found
 
 
 def _headline(picture: dict[str, Any], speed: dict[str, float] | None) -> str:
     most = picture["sample_capacity"]
     parts = [
-        f"{picture['queue']} ({picture['backend']})",
+        f"{printable(picture['queue'])} ({picture['backend']})",
         f"{picture['rows']} rows" + ("" if most is None else f" of {most}"),
         f"{picture['clients']} clients",
     ]
@@ -87,6 +213,12 @@ def _headline(picture: dict[str, Any], speed: dict[str, float] | None) -> str:
         parts.append(f"in {speed['rows_put']:.0f} rows/s, {human_bytes(speed['bytes_put'])}/s")
         parts.append(f"out {speed['rows_fetched']:.0f} rows/s")
     return "   ".join(parts)
+
+
+def _state(unit: dict[str, Any]) -> str:
+    if not unit["connected"]:
+        return "away"
+    return "draining" if unit["draining"] and unit["blocks"] else "drained" if unit["draining"] else ""
 
 
 def _share(partition: dict[str, Any], field: str) -> str:

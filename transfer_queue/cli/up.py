@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
+from transfer_queue.config.manifest import standard_input
 from transfer_queue.errors import ConfigError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.plan import LocalPlan
@@ -84,9 +86,12 @@ def bring_up_detached(file: Path, backend: str | None, console: Console) -> int:
     if backend:
         arguments += ["--backend", backend]
     keeper = subprocess.Popen(
-        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
+    assert keeper.stdin is not None
     assert keeper.stderr is not None
+    with contextlib.suppress(BrokenPipeError), keeper.stdin as given:  # a keeper that ended says why below
+        given.write(standard_input().encode() if str(file) == "-" else b"")
     for line in keeper.stderr:
         console.out(line.decode(errors="replace").rstrip("\n"))
         if line.startswith(_READY.encode()):

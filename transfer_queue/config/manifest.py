@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from transfer_queue.errors import ConfigError
 
-__all__ = ["explain", "single"]
+__all__ = ["explain", "single", "standard_input"]
 
 
 class _StrictLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
@@ -32,10 +34,18 @@ class _StrictLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoad
         return typing.cast("dict[Any, Any]", super().construct_mapping(node, deep))
 
 
+@functools.cache
+def standard_input() -> str:
+    """All of standard input. It is read once; later calls return the same text."""
+    return sys.stdin.read()
+
+
 def single(source: Path | str) -> Any:
-    """The only YAML document of a file, or of a text if ``source`` is a string of more than one line."""
+    """The only YAML document of a file (``-``: standard input), or of a text if ``source`` has several lines."""
     if isinstance(source, str) and "\n" in source:
         name, text = "text", source
+    elif str(source) == "-":
+        name, text = "standard input", standard_input()
     else:
         name = str(source)
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Reply, Value
@@ -485,7 +486,7 @@ def _same(content_type: str, content: bytes) -> tuple[str, bytes]:
 
 
 def main() -> int:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     return run_process(ControllerConfig, serve, "transfer_queue.runtime.controller")
 
 

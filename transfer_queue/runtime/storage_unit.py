@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.control.directory import NO_POLICY, Shard, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
@@ -460,7 +461,7 @@ async def _first(running: asyncio.Task[None], *events: asyncio.Event) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     return run_process(StorageUnitConfig, serve, "transfer_queue.runtime.storage_unit")
 
 

@@ -18,12 +18,9 @@ _NO_FILES, _FILES = ":4", ":0"
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0: done; 1: it did not work; 2: a setting or argument is wrong. Standard error says why."""
     from tq_operator.kubectl.app import app
+    from transfer_queue.cli.faults import run
 
-    try:
-        app(arguments, prog_name="kubectl tq", complete_var=_COMPLETE)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return 0
+    return run(app, arguments, prog_name="kubectl tq", complete_var=_COMPLETE)
 
 
 def complete(words: list[str] | None = None) -> int:

@@ -14,7 +14,8 @@ import typer
 import yaml
 
 from tq_operator.kubectl.parts import Part
-from transfer_queue.cli.faults import console, faults
+from transfer_queue._printable import printable
+from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueueError, WaitTimeoutError
 
@@ -27,9 +28,11 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="kubectl tq",
-    help="TransferQueue in Kubernetes: see it, mend it, ask for help.",
+    help="TransferQueue in Kubernetes: inspect queues, repair them, and collect what support needs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,  # kubectl completes plugins itself, by kubectl_complete-tq
 )
 
@@ -98,7 +101,7 @@ def top(
     kubeconfig: Kubeconfig = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Watch partitions, fields, tasks, who waits for what, and storage, as tq top does. Ctrl-C ends it."""
+    """Watch partitions, fields, tasks, who waits for what, and storage, as tq top does; q ends it."""
     with _cluster(kubeconfig, context, namespace) as access:
         from transfer_queue.cli.top import watch
 
@@ -160,7 +163,7 @@ def logs(
 
         def refused(source: str, why: str) -> None:
             unread.append(source)
-            console.print(f"{source}: {why}", markup=False)
+            say(f"{source}: {why}")
 
         width = max((len(pod["metadata"]["name"]) for pod in pods), default=0)
         if follow:
@@ -168,7 +171,7 @@ def logs(
         else:
             lines = reading.merged(access, pods, wanted, refused)
         for line in lines:
-            print(f"{line.source:<{width}}  {line.text}", flush=follow)
+            print(printable(f"{line.source:<{width}}  {line.text}"), flush=follow)
         if len(unread) >= sum(len(pod["spec"]["containers"]) for pod in pods):
             raise TransferQueueError("no log could be read")
 
@@ -208,7 +211,7 @@ def port_forward(
                     wanted.remote,
                     host=address,
                     local=wanted.local,
-                    failed=lambda why: console.print(why, markup=False),
+                    failed=say,
                 )
                 stack.enter_context(forwarder)
                 opened.append({"name": wanted.name, "port": wanted.remote, "address": forwarder.address})
@@ -217,7 +220,7 @@ def port_forward(
             sys.stdout.flush()
             found = [str(each["address"]) for each in opened if is_controller_port(str(each["name"]))]
             if part is Part.controller and found:
-                console.print(f"export TQ_CONTROLLER_ADDRESS={','.join(found)}    # for tq top, ls, tail, trace")
+                say(f"export TQ_CONTROLLER_ADDRESS={','.join(found)}    # for tq top, ls, tail, trace")
             while True:
                 time.sleep(3600)
 
@@ -246,7 +249,7 @@ def drain(
                 shown.update(f"draining {unit}: {words}")
 
             said = run(access, document, unit, timeout_s=timeout, cancel=cancel, progress=progress)
-        console.print(said, markup=False)
+        say(said)
 
 
 @app.command()
@@ -279,7 +282,7 @@ def failover(
                 force=force,
                 progress=lambda words: shown.update(f"replacing the {part.value}: {words}"),
             )
-        console.print(f"{part.value}: {new} serves in place of {old}; Ready after {time.monotonic() - began:.1f} s")
+        say(f"{part.value}: {new} serves in place of {old}; Ready after {time.monotonic() - began:.1f} s")
 
 
 @app.command("support-bundle")
@@ -306,7 +309,7 @@ def support_bundle(
             files = collect(access, document, findings, lambda what: shown.update(f"reading {what}"))
         write_archive(target, files)
         typer.echo(target)
-        console.print(f"{len(files)} files without secrets; look through them before you pass them on", markup=False)
+        say(f"{len(files)} files without secrets; look through them before you pass them on")
 
 
 @app.command()

@@ -1,0 +1,48 @@
+"""Text of users on a terminal: names, keys, tags and errors must not move the cursor, recolor or forge lines."""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["PrintableFormatter", "log_to_stderr", "printable"]
+
+
+def printable(text: str) -> str:
+    r"""Escape what is not printable: control characters, line ends, separators, and marks of writing direction.
+
+    Args:
+        text: Any text, for example the name of a partition.
+
+    Returns:
+        One line. Each character that is not printable stands as its escape in a Python string.
+
+    Example:
+        >>> printable("train\x1b[2J\n")
+        'train\\x1b[2J\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log lines of a server: each message is one line, and tracebacks hold no control characters."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name of the base class
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 - the name of the base class
+        return "\n".join(printable(line) for line in super().formatException(ei).split("\n"))  # type: ignore[arg-type]
+
+
+def log_to_stderr() -> None:
+    """Let a server log to standard error, in lines that a terminal shows as they are."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter())
+    logging.basicConfig(handlers=[handler])
