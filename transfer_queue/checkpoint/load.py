@@ -1,7 +1,8 @@
-"""Loading a checkpoint into a queue without rows, of any number of storage units and any backend."""
+"""Loading a checkpoint into a queue of any number of storage units and any backend."""
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -24,9 +25,11 @@ from transfer_queue.checkpoint.files import (
 )
 from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process, engine_of
+from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.client.operation import Operation
 from transfer_queue.columns.block import BlockView, EncodedBlock
+from transfer_queue.control.checkpoint import counted
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.errors import (
     CheckpointError,
@@ -41,28 +44,46 @@ from transfer_queue.wire.messages import Adopt
 
 __all__ = ["load_checkpoint", "load_queue"]
 
+log = logging.getLogger(__name__)
+
 _WAIT_S = 10.0
 """For space in storage."""
 Stored = list[list[tuple[BlockRef, UnitInfo]]]
 
 
-def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = True) -> None:
     """Bring back what ``save_checkpoint`` wrote, all or nothing.
 
-    The queue must have no partitions; its number of storage units, their capacity and the backend may differ from what
-    was saved. Fetches that wait already are served.
+    The number of storage units, their capacity and the backend may differ from what was saved. Fetches that wait
+    already are served.
 
-    Raises NotInitializedError, CheckpointNotFoundError, CorruptCheckpointError naming the file, QueueNotEmptyError,
-    CapacityError, UnsupportedRequestError for a queue of several controllers.
+    Args:
+        checkpoint_dir: the directory that was given to ``save_checkpoint``.
+        replace: put the checkpoint in place of all rows that the queue has, at one moment; the log names the
+            partitions that had rows. Storage must hold both until then. False: a queue that has rows is refused.
+
+    Raises:
+        NotInitializedError: the process is attached to no queue.
+        CheckpointNotFoundError: there is no complete checkpoint.
+        CorruptCheckpointError: a file is damaged; the message names it.
+        QueueNotEmptyError: the queue has rows, and ``replace`` is False.
+        CapacityError: the storage units have too little room.
+        UnsupportedRequestError: the queue has several controllers.
+
+    In each case the queue is as it was.
     """
-    load_queue(client_of_this_process(), checked_directory(checkpoint_dir))
+    directory = checked_directory(checkpoint_dir)
+    check_flag("replace", replace)
+    load_queue(client_of_this_process(), directory, replace=replace)
 
 
-def load_queue(client: TransferQueueClient, directory: Path, *, progress: Progress | None = None) -> Manifest:
+def load_queue(
+    client: TransferQueueClient, directory: Path, *, replace: bool = False, progress: Progress | None = None
+) -> Manifest:
     """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
     engine_of(client)
     with reading(directory) as manifest:
-        _load(client, directory, manifest, progress)
+        _load(client, directory, manifest, replace, progress)
         return manifest
 
 
@@ -92,13 +113,15 @@ def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return state
 
 
-def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, progress: Progress | None) -> None:
+def _load(
+    client: TransferQueueClient, directory: Path, manifest: Manifest, replace: bool, progress: Progress | None
+) -> None:
     engine = engine_of(client)
-    names = client.run(client.rows.partition_list())
-    if names:
+    found = client.run(client.rows.row_counts())
+    if found and not replace:
         raise QueueNotEmptyError(
-            f"the queue is not empty: it has {len(names)} partitions ({', '.join(map(repr, names[:5]))}); load the "
-            "checkpoint into a new queue, or clear them first"
+            f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
+            "or let it replace what is there (replace=True)"
         )
     captured = captured_state(directory, manifest)
     stored: Stored = []
@@ -115,8 +138,10 @@ def _load(client: TransferQueueClient, directory: Path, manifest: Manifest, prog
         with _sensible(directory):
             captured["state"] = relocate(captured["state"], refs)
         content = msgspec.msgpack.encode(captured)
-        client.run(Operation(engine.transfer(Adopt(), [content], REQUEST_S), lambda payload: None))
+        client.run(Operation(engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None))
         engine.settle(stored)
+        if found:
+            log.warning("the checkpoint %s took the place of what the queue had: %s", directory, counted(found))
     except BaseException:
         client.run(Operation(engine.discard_blocks(stored), lambda done: None))
         raise

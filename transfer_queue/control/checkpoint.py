@@ -1,4 +1,4 @@
-"""The state of a queue as it goes into a checkpoint, and from one into a queue without rows."""
+"""The state of a queue as it goes into a checkpoint, and from one into a queue, in place of what is there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyErr
 if TYPE_CHECKING:
     from transfer_queue.control.core import ControlCore
 
-__all__ = ["NO_UNIT", "adopt", "capture", "check_empty", "load"]
+__all__ = ["NO_UNIT", "adopt", "capture", "check_empty", "counted", "load"]
 
 NO_UNIT = -1
 """In an adopted state: the storage unit of blocks whose bytes are lost."""
@@ -30,14 +30,18 @@ def capture(core: ControlCore) -> dict[str, Any]:
     return {"state": core.snapshot(), "sampler": [type(sampler).__name__, kept]}
 
 
-def adopt(core: ControlCore, captured: dict[str, Any]) -> None:
-    """Take over a captured state whose blocks have been stored anew. Rows keep their indexes in a new queue; in one
-    that had rows before they move up behind those. A sampler of another class than the saved one starts afresh.
+def adopt(core: ControlCore, captured: dict[str, Any], *, replace: bool = False) -> dict[str, int]:
+    """Take over a captured state whose blocks have been stored under new ids. Rows keep their indexes in a new queue;
+    in one that had rows before they move up behind those. A sampler of another class than the saved one starts afresh.
+
+    ``replace``: partitions that are there go away at the same moment; else none may have rows. Returns the number of
+    rows of each partition that had rows and went away.
 
     Raises QueueNotEmptyError, CapacityError, DataLostError, SamplerError, RequestError for a damaged state; then
     nothing changed.
     """
-    check_empty(core)
+    if not replace:
+        check_empty(core)
     moved = _moved(core, captured)
     scratch = type(core)(shard=core.space.shard)
     try:
@@ -58,26 +62,42 @@ def adopt(core: ControlCore, captured: dict[str, Any]) -> None:
             core.sampler.load_checkpoint(kept)
         except FAULTS as error:  # boundary to a user's code
             raise SamplerError(f"{name}.load_checkpoint raised {type(error).__name__}") from error
+    else:
+        for partition_name in core.partitions:
+            core.serving.drawer.forget(partition_name)
+    gone = {name: partition.rows for name, partition in core.partitions.items() if partition.rows}
     load(core, moved)
     if core.log.journaling:
         core.log.record(StateAdopted(moved))
     for partition in core.partitions.values():
         core.serving.adopt(partition)
         core.serving.serve(partition, partition.subscriptions.values())
+    core.admit()
+    return gone
 
 
 def check_empty(core: ControlCore) -> None:
-    """Raises QueueNotEmptyError."""
-    if core.partitions:
-        names = ", ".join(repr(name)[:80] for name in list(core.partitions)[:5])
+    """Raises QueueNotEmptyError if a partition has rows."""
+    found = {name: partition.rows for name, partition in core.partitions.items() if partition.rows}
+    if found:
         raise QueueNotEmptyError(
-            f"the queue is not empty: it has {len(core.partitions)} partitions ({names}); load the checkpoint into a "
-            "new queue, or clear them first"
+            f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
+            "or let it replace what is there (replace=True)"
         )
+
+
+def counted(rows: dict[str, int]) -> str:
+    """Rows by partition, in words; the first few partitions by name."""
+    names = ", ".join(f"{name!r}"[:80] + f": {count}" for name, count in list(rows.items())[:5])
+    more = f" and {len(rows) - 5} partitions more" if len(rows) > 5 else ""
+    return f"{sum(rows.values())} rows ({names}{more})"
 
 
 def load(core: ControlCore, moved: dict[str, Any]) -> None:
     """Not for hosts: a part of adopting, and of its replay."""
+    with core.log.silenced():  # the record of the adoption implies it
+        for partition in list(core.partitions.values()):
+            core.clear_partition(partition)
     core.space.used = 0
     state.load(core, moved)
     with core.log.silenced():

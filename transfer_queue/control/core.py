@@ -234,7 +234,7 @@ class ControlCore:
             self.log.record(UnitLost(unit))
         for partition in self.partitions.values():
             self.serving.serve_lacking(partition)
-        self._admit()  # refuses the first parked commit if its blocks are gone
+        self.admit()  # refuses the first parked commit if its blocks are gone
 
     def unit_suspect(self, unit: int) -> None:
         """The unit cannot be reached for now: what it holds counts, but it is asked when it joins."""
@@ -371,8 +371,8 @@ class ControlCore:
         self.serving.adopt(partition)
         return partition
 
-    def _admit(self) -> None:
-        """Carry out parked commits, first come first, as far as the sample budget goes."""
+    def admit(self) -> None:
+        """Not for hosts: carry out parked commits, first come first, as far as the sample budget goes."""
         while self.room.commits:
             waiter = next(iter(self.room.commits.values()))
             command = waiter.command
@@ -398,7 +398,7 @@ class ControlCore:
             self.room.remove(waiter)
         for waiter in waiters:
             if isinstance(waiter.command, Commit):
-                self._admit()
+                self.admit()
             elif partition := self.partitions.get(waiter.command.partition):
                 self.serving.serve(partition, [partition.subscribe(waiter.command.task, tuple(waiter.command.fields))])
 
@@ -460,7 +460,7 @@ class ControlCore:
                 self.rows -= len(positions)
                 partition.clear(compact(positions))
                 self.serving.serve_lacking(partition)
-        self._admit()
+        self.admit()
         return Done()
 
     def clear_partition(self, partition: Partition) -> None:

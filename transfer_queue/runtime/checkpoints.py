@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty
+from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty, counted
 from transfer_queue.control.commands import Done
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
@@ -18,6 +19,8 @@ from transfer_queue.runtime.units import UnitRegistry
 from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture
 
 __all__ = ["Checkpoints"]
+
+log = logging.getLogger(__name__)
 
 _MAX_STATE_BYTES = 1 << 33
 """Some hundred million rows."""
@@ -46,12 +49,13 @@ class Checkpoints:
             self.gone(connection)
             connection.reply(request, Done())
         else:
-            self._adopt(session, payload)
+            self._adopt(session, payload, body.replace)
             self._after(connection.reply, request, Done())
 
-    def check_size(self, nbytes: int) -> None:
+    def check_size(self, body: Adopt, nbytes: int) -> None:
         """Before the state of a checkpoint is received. Raises RequestError, QueueNotEmptyError."""
-        check_empty(self._core)
+        if not body.replace:
+            check_empty(self._core)
         if nbytes > _MAX_STATE_BYTES:
             raise RequestError(f"a state of {nbytes} bytes is larger than {_MAX_STATE_BYTES} and is refused")
 
@@ -65,7 +69,7 @@ class Checkpoints:
         slots = table.live_slots()
         return zip(table.unit.array[slots].tolist(), table.block.array[slots].tolist(), strict=True)
 
-    def _adopt(self, session: ClientSession, payload: memoryview | None) -> None:
+    def _adopt(self, session: ClientSession, payload: memoryview | None, replace: bool) -> None:
         try:
             content: dict[str, Any] = msgspec.msgpack.decode(payload or b"", type=dict)
             blocks = content["state"]["blocks"]
@@ -78,6 +82,8 @@ class Checkpoints:
                 raise RequestError(f"block {number:#x} was not written by this client session")
             if number in session.fenced:
                 raise StorageKeyNotFoundError(f"block {number:#x} was freed before it was adopted; load again")
-        adopt(self._core, content)
+        gone = adopt(self._core, content, replace=replace)
+        if gone:
+            log.warning("a checkpoint replaced %s", counted(gone))
         for number in numbers:
             session.announced.pop(number, None)

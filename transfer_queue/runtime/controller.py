@@ -296,7 +296,7 @@ class Controller(Server):
         if isinstance(body, Adopt):
             if self.access is not None:
                 self.access.check(connection, body)
-            self.checkpoints.check_size(nbytes)
+            self.checkpoints.check_size(body, nbytes)
             return None
         return super().receive_buffer(connection, body, nbytes)
 

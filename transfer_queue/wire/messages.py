@@ -240,7 +240,12 @@ class EndCapture(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
-    """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done."""
+    """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done.
+
+    ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some.
+    """
+
+    replace: bool = False
 
 
 class Drain(Message, frozen=True, tag=True, omit_defaults=True):

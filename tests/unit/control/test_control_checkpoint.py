@@ -130,7 +130,33 @@ def test_rows_keep_their_indexes_in_a_new_queue_and_never_take_those_of_others()
     assert rows(used.apply(put("new", 1, "x", block=5), 0) and used.apply(c.Lookup("new"), 0)) == [2 << 20]
 
 
-def test_queue_with_partitions_and_too_little_capacity_refuse() -> None:
+def test_replacing_frees_what_was_there_serves_those_who_wait_and_is_one_record() -> None:
+    source = ControlCore(journal=True)
+    source.apply(put("p", ["a", "b"], "x"), 0)
+    captured, _ = moved(capture(source), 6)
+    core = ControlCore(sample_capacity=3, journal=True)
+    for name, block in (("p", 1), ("q", 2)):
+        core.apply(put(name, [f"{name} old"], "x", block=block), 0)
+    core.apply(put("empty", ["gone"], "x", block=3), 0)
+    core.apply(c.Clear("empty", keys=["gone"]), 0)
+    assert core.apply(fetch("p", "x", 2, timeout_s=9.0), 0, request=4) is PARKED
+    assert core.apply(put("r", 1, "x", block=5, wait_s=9.0), 0, request=5)
+    assert core.apply(put("r", 1, "x", block=6, wait_s=9.0), 0, request=6) is PARKED
+    before = Drained(core)
+    assert adopt(core, captured, replace=True) == {"p": 1, "q": 1, "r": 1}
+    after = Drained(core)
+    assert after.frees == [(1, 1), (1, 2), (1, 5)]
+    assert core.apply(c.KeysOf("p", indexes=after.by_request[4].indexes), 0) == c.Value(["a", "b"])
+    assert isinstance(after.by_request[6], c.Committed)
+    assert list(core.partitions) == ["p", "r"]
+    core.validate_state()
+    replayed = ControlCore(sample_capacity=3, journal=True)
+    records = msgspec.msgpack.encode(before.records + after.records)
+    replayed.replay(msgspec.msgpack.decode(records, type=list[AnyRecord]))
+    assert (replayed.rows, list(replayed.partitions)) == (core.rows, ["p", "r"])
+
+
+def test_queue_with_rows_and_too_little_capacity_refuse() -> None:
     core = ControlCore()
     core.apply(put("p", 3, "x"), 0)
     captured, _ = moved(capture(core), 6)
