@@ -108,6 +108,9 @@ class StorageUnitConfig(Document):
     backend: BackendChoice = BackendChoice()
     capacity: Bytes = Field(default=int(Quantity(defaults.STORAGE_CAPACITY)), ge=SMALLEST_CAPACITY)
     """Bytes of the arena or segment."""
+    memory_share: float = Field(default=0, ge=0, le=1)
+    """Unless 0, the arena has this share of the memory that is free at the start, where that is more than ``capacity``;
+    pages beyond ``capacity`` are taken as rows need them."""
     directory: str = "/dev/shm"
     """Where the arena's file is made; a tmpfs that clients on the same host share."""
     durability: Durability = "none"

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 import transfer_queue.sampler
+from transfer_queue.config import defaults
 from transfer_queue.config.document import parse_bytes, validate_document
 from transfer_queue.config.processes import SamplerChoice
 from transfer_queue.config.server_info import Role, server_info
@@ -100,10 +101,11 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         )
     simple = merged.backend.SimpleStorage
     capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
+    shared = kind == "SimpleStorage" and capacity is None and not simple.ssd_offload.enabled
     plan = default_plan(
         sampler_choice(merged.controller.sampler),
         units=1 if registered else int(simple.num_data_storage_units),
-        unit_capacity=cast("int", parse_bytes(capacity)),
+        unit_capacity=cast("int", parse_bytes(capacity or defaults.STORAGE_CAPACITY)),
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
     )
@@ -114,6 +116,8 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         return _with_manager(plan, kind, merged.backend[kind])
     if packaged:
         return plan.with_backend_kind(kind).with_backend_settings(_plain_section(kind, merged.backend[kind]))
+    if shared:
+        plan = plan.with_memory_share()
     if kind == "SimpleStorage":
         return _with_spill(plan, simple.ssd_offload)
     plan = plan.with_backend_kind(_KINDS[kind])

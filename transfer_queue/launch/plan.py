@@ -26,10 +26,12 @@ from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
 from transfer_queue.config.shards import journal_of, rows_of
 from transfer_queue.errors import ConfigError
 
-__all__ = ["HOST", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
+__all__ = ["HOST", "MEMORY_SHARE", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
 
 HOST = "127.0.0.1"
 """Where the servers listen: nothing of a local queue is reachable from other machines."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free on a machine: for the storage units there that have no limit of their own."""
 SERVER_NAME = "localhost"
 """A name of the servers' certificate."""
 
@@ -72,6 +74,11 @@ class LocalPlan:
     def with_backend_kind(self, kind: str) -> LocalPlan:
         """The plan with its units on another backend, with that backend's default settings."""
         return self._on(BackendChoice(kind=kind))
+
+    def with_memory_share(self) -> LocalPlan:
+        """The plan with units that share half of the memory that is free on their machine, rather than each 1Gi."""
+        share = {"memory_share": MEMORY_SHARE / len(self.units)}
+        return replace(self, units=tuple(unit.model_copy(update=share) for unit in self.units))
 
     def _on(self, backend: BackendChoice) -> LocalPlan:
         update = {"backend": backend}

@@ -20,6 +20,7 @@ from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.launch import actor_class
 from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings, start_store
+from transfer_queue.launch.plan import MEMORY_SHARE
 from transfer_queue.launch.ray_actors import MAX_CALLS
 from transfer_queue.launch.ray_placement import RaySettings, place_units, view_nodes
 
@@ -192,6 +193,8 @@ def _start_units(
 ) -> list[Any]:
     units = []
     for number, (config, node) in enumerate(zip(configs, nodes, strict=True)):
+        if config.memory_share:
+            config = config.model_copy(update={"memory_share": MEMORY_SHARE / nodes.count(node)})
         arguments = {"plan": config, "controller": settings.name, "namespace": settings.namespace}
         options = {
             **common,

@@ -9,11 +9,10 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
-from transfer_queue.config import defaults
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.config.quantity import Quantity
 from transfer_queue.config.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
@@ -22,18 +21,21 @@ __all__ = ["UnitHost"]
 
 _START_S = 60.0
 _LINE_BYTES = 4096
+_SHARE = 1 / 8
+"""How many units of the program share the machine is not known; 0.1.x programs make up to eight."""
 
 
 class UnitHost:
     """Waits on a port of ``host`` for the address of a controller, then runs a storage unit of its queue there.
 
-    The first controller wins; the same one may be named again. ``capacity``: bytes of memory of the unit.
+    The first controller wins; the same one may be named again. ``capacity``: bytes of memory of the unit; None: an
+    eighth of what is free when it starts, at least 1Gi.
     """
 
     def __init__(self, name: str, host: str, *, capacity: int | None = None) -> None:
         self.name = name
         self._host = host
-        self._capacity = int(Quantity(defaults.STORAGE_CAPACITY)) if capacity is None else capacity
+        self._limits: dict[str, Any] = {"memory_share": _SHARE} if capacity is None else {"capacity": capacity}
         self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._lock = threading.Lock()
         self._controller = ""
@@ -58,7 +60,7 @@ class UnitHost:
         with self._lock:
             if self._unit is None:
                 config = StorageUnitConfig(
-                    name=self.name, host=self._host, port=0, controller=[controller], capacity=self._capacity
+                    name=self.name, host=self._host, port=0, controller=[controller], **self._limits
                 )
                 unit = ServerProcess(self.name, "transfer_queue.runtime.storage_unit", config, self._directory)
                 try:

@@ -25,6 +25,7 @@ from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
 from transfer_queue.runtime.counters import UnitCounters
 from transfer_queue.runtime.http import StatusServer
+from transfer_queue.runtime.memory import arena_bytes
 from transfer_queue.runtime.metrics import unit_registry
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.server import Server
@@ -398,10 +399,19 @@ class ControllerLinks:
 
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
-    settings = {"prefault": config.prefault, **config.backend.settings}
+    capacity = arena_bytes(config)
+    settings: dict[str, Any] = {"prefault": config.prefault, **config.backend.settings}
+    if capacity > config.capacity:
+        settings["prefault"] = config.capacity if config.prefault else False
+        log.warning(
+            "%s has no limit of its own and may use %d MiB, %g of the memory that is free here; unit_capacity sets one",
+            config.name,
+            capacity >> 20,
+            config.memory_share,
+        )
     context = StoreContext(
         config.name,
-        config.capacity,
+        capacity,
         settings,
         config.directory,
         config.durability,

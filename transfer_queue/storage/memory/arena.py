@@ -173,14 +173,16 @@ class ArenaFile:
         """An allocator of this arena's extents, all free."""
         return Extents(self.capacity, start=DATA_START, align=align)
 
-    def start_prefault(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def start_prefault(self, progress: Callable[[int, int], None] | None = None, *, most: int | None = None) -> None:
         """Fault all pages in, in a background thread that mostly runs without the GIL; contents stay as they are.
 
-        ``progress(done, total)``: called in that thread after each 32 MiB, and at the end. May be called once.
+        ``most``: the first so many bytes only. ``progress(done, total)``: called in that thread after each 32 MiB, and
+        at the end. May be called once.
         """
         if self._thread is not None:
             raise InvalidInputError("prefaulting was already started")
-        self._thread = threading.Thread(target=self._prefault, args=(progress,), name="tq-prefault", daemon=True)
+        total = self.nbytes if most is None else min(most, self.nbytes)
+        self._thread = threading.Thread(target=self._prefault, args=(progress, total), name="tq-prefault", daemon=True)
         self._thread.start()
 
     def wait_prefaulted(self, timeout: float | None = None) -> bool:
@@ -189,15 +191,15 @@ class ArenaFile:
             self._thread.join(timeout)
         return self.prefaulted == self.nbytes
 
-    def _prefault(self, progress: Callable[[int, int], None] | None) -> None:
+    def _prefault(self, progress: Callable[[int, int], None] | None, total: int) -> None:
         pages = np.frombuffer(self._map, np.uint8)
         address = pages.ctypes.data
         # Only a wish: kernels without huge pages for shared memory refuse it.
         _libc.madvise(address, self.nbytes, mmap.MADV_HUGEPAGE)
-        for start in range(0, self.nbytes, SLICE_BYTES):
+        for start in range(0, total, SLICE_BYTES):
             if self._stop.is_set():
                 return
-            size = min(SLICE_BYTES, self.nbytes - start)
+            size = min(SLICE_BYTES, total - start)
             if _libc.madvise(address + start, size, MADV_POPULATE_WRITE) != 0:
                 code = ctypes.get_errno()
                 if code != errno.EINVAL:
@@ -210,7 +212,7 @@ class ArenaFile:
                 pages[start : start + size : mmap.PAGESIZE].max()
             self.prefaulted = start + size
             if progress is not None:
-                progress(self.prefaulted, self.nbytes)
+                progress(self.prefaulted, total)
 
     def close(self) -> None:
         """End prefaulting, unmap and, unless it is to be kept, remove the file. Idempotent.

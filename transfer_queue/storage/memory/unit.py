@@ -509,8 +509,8 @@ async def open_store(context: StoreContext) -> MemoryStore:
     remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
     file = ArenaFile(context.capacity, path)
-    if context.settings.get("prefault", True):
-        file.start_prefault()
+    if prefault := context.settings.get("prefault", True):
+        file.start_prefault(most=None if prefault is True else prefault)
     if "ssdOffload" in context.settings:
         from transfer_queue.storage.memory.spill import with_spill
 
