@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from transfer_queue.errors import InvalidInputError
 
-__all__ = ["FieldMeta", "ProductionStatus", "Sample", "SampleMeta"]
+__all__ = ["FieldMeta", "ProductionStatus", "RowField", "Sample", "SampleMeta"]
 
 
 class ProductionStatus(enum.IntEnum):
@@ -33,6 +34,31 @@ class FieldMeta:
     def is_ready(self) -> bool:
         """Whether it can be read."""
         return self.production_status == ProductionStatus.READY_FOR_CONSUME
+
+
+class RowField(FieldMeta, Mapping[str, Any]):
+    """One field of one row of a ``BatchMeta``, by attributes and, as releases from 0.1.7 on have it, as a read-only
+    mapping: ``"dtype"``, ``"shape"``, ``"is_nested"``, ``"is_non_tensor"``."""
+
+    def __init__(self, name: str, schema: Mapping[str, Any], production_status: ProductionStatus) -> None:
+        super().__init__(name, schema.get("dtype"), schema.get("shape"), production_status)
+        self._schema = schema
+
+    def __getitem__(self, name: str) -> Any:
+        return self._schema[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._schema)
+
+    def __len__(self) -> int:
+        return len(self._schema)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FieldMeta):
+            return all(getattr(self, item.name) == getattr(other, item.name) for item in dataclasses.fields(FieldMeta))
+        return Mapping.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass
@@ -104,7 +130,7 @@ class Sample:
     partition_id: str
     production_status: int
     custom_meta: MappingProxyType[str, Any]
-    fields: MappingProxyType[str, FieldMeta]
+    fields: MappingProxyType[str, RowField]
     batch_index: int
 
     @property

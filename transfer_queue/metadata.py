@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from transfer_queue._html import html_table
 from transfer_queue._kv_meta import KVBatchMeta, as_positions, check_parts, chunk_bounds, same_value, united_info
-from transfer_queue._sample_meta import FieldMeta, ProductionStatus, Sample, SampleMeta
+from transfer_queue._sample_meta import FieldMeta, ProductionStatus, RowField, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, FamilyLocations
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
@@ -99,19 +99,19 @@ class BatchMeta:
         except (TypeError, ValueError) as error:
             raise InvalidInputError(f"production_status must hold a number a row: {error}") from None
         self.production_status = status
-        self.extra_info = {} if extra_info is None else extra_info
-        self.custom_meta = [{} for _ in range(count)] if custom_meta is None else list(custom_meta)
-        self._backend_meta = None if _custom_backend_meta is None else list(_custom_backend_meta)
+        self.extra_info = dict(extra_info or {})
+        self.custom_meta = [dict(tag) for tag in custom_meta] if custom_meta else [{} for _ in range(count)]
+        self._backend_meta = [dict(meta) for meta in _custom_backend_meta] if _custom_backend_meta else None
         self._located: Batch | None = None  # where these rows lay when they were fetched; checked before it is used
         self._check_lengths()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "_located"}
+    def __getstate__(self) -> tuple[Any, ...]:
+        return tuple(None if name == "_located" else getattr(self, name) for name in self.__slots__)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        for name, value in zip(self.__slots__, state, strict=True):
             setattr(self, name, value)
-        self._located = None
+        self.production_status = np.array(self.production_status)  # Ray hands out arrays that cannot be written to
 
     def _check_lengths(self) -> None:
         """One entry a row in every list. Raises InvalidInputError."""
@@ -216,9 +216,9 @@ class BatchMeta:
         """Set a value of ``extra_info``."""
         self.extra_info[key] = value
 
-    def update_extra_info(self, values: Mapping[str, Any]) -> None:
+    def update_extra_info(self, info_dict: Mapping[str, Any]) -> None:
         """Set several values of ``extra_info``."""
-        self.extra_info.update(values)
+        self.extra_info.update(info_dict)
 
     def remove_extra_info(self, key: str) -> Any:
         """The removed value; None if there was none."""
@@ -419,7 +419,7 @@ class _Samples(Sequence[Sample]):
         position = range(len(self))[item]
         status = int(batch.production_status[position])
         fields = {
-            name: FieldMeta(name, entry.get("dtype"), _row_shape(entry, position), ProductionStatus(status))
+            name: RowField(name, _row_entry(entry, position), ProductionStatus(status))
             for name, entry in batch.field_schema.items()
         }
         return Sample(
@@ -456,9 +456,11 @@ def _entry_at(entry: Entry, positions: Sequence[int]) -> Entry:
     return dict(entry) if shapes is None else {**entry, "per_sample_shapes": [shapes[row] for row in positions]}
 
 
-def _row_shape(entry: Entry, position: int) -> Any:
+def _row_entry(entry: Entry, position: int) -> Entry:
+    """A field's schema for one row: with its own shape."""
+    plain = {name: value for name, value in entry.items() if name != "per_sample_shapes"}
     shapes = entry.get("per_sample_shapes")
-    return entry.get("shape") if shapes is None else shapes[position]
+    return plain if shapes is None else {**plain, "shape": shapes[position]}
 
 
 def _check_same_fields(first: BatchMeta, other: BatchMeta) -> None:

@@ -114,13 +114,18 @@ def test_the_low_level_client_appends_fetches_and_clears(queue: Stack, partition
     assert client.get_consumption_status("t", partition)[1].tolist() == [1, 1, 1, 0]
     assert not client.check_consumption_status("t", partition)
     more = client.put(TensorDict({"z": torch.arange(3) * 10}, batch_size=[3]), metadata=first)
-    assert client.get_data(more)["z"].tolist() == [0, 10, 20]
+    assert more is first
+    assert client.get_data(more.select_fields(["y", "z"]))["z"].tolist() == [0, 10, 20]
+    assert client.get_data(more)["y"].tolist() == [0, 1, 2]
+    more.custom_meta[1]["seen"] = True
+    client.put(TensorDict({"z": torch.arange(3)}, batch_size=[3]), metadata=more)
+    assert client.get_meta(["x"], 0, partition, mode="force_fetch").custom_meta[:2] == [{}, {"seen": True}]
     assert client.reset_consumption(partition, "t")
     assert client.get_meta(["x"], 4, partition, task_name="t").size == 4
     first.custom_meta = [{"row": row} for row in range(3)]
     client.set_custom_meta(first)
     everything = client.get_meta(["x"], 0, partition, mode="force_fetch")
-    assert everything.custom_meta == [{"row": 0}, {"row": 1}, {"row": 2}, {}]
+    assert everything.custom_meta == [{"row": 0}, {"row": 1, "seen": True}, {"row": 2}, {}]
     client.clear_samples(first)
     client.clear_samples(first)
     assert client.get_meta(["x"], 0, partition, mode="force_fetch").global_indexes == written.global_indexes[3:]

@@ -400,9 +400,10 @@ def test_pieces_of_a_batch_keep_rows_tags_and_layouts() -> None:
         batch_size=[5],
     )
     meta = tq.BatchMeta(list(range(5)), ["p"] * 5, custom_meta=[{"n": n} for n in range(5)])
-    with pytest.raises(InvalidTypeError, match="meta must be a BatchMeta"):
+    with pytest.raises(InvalidTypeError, match="batch_meta must be a BatchMeta"):
         chunk_batch_fn(td, cast(Any, None), 2)
-    pieces = list(chunk_batch_fn(td, meta, 2))
+    pieces = chunk_batch_fn(td, meta, 2)
+    assert len(chunk_batch_fn(td, batch_meta=meta)) == len(meta)
     assert [piece.batch_size[0] for piece, _ in pieces] == [2, 2, 1]
     assert [tag["n"] for _, part in pieces for tag in part.custom_meta] == [0, 1, 2, 3, 4]
     for name in ("jagged", "strided"):

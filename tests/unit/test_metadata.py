@@ -181,6 +181,9 @@ def test_samples_show_rows_read_only() -> None:
     assert (sample.global_index, sample.partition_id, sample.production_status) == (2, "p", 1)
     assert sample.fields["ids"].shape == (3,)
     assert sample.fields["x"].shape == (3,)
+    assert dict(sample.fields["ids"]).keys() == {"dtype", "shape", "is_nested", "is_non_tensor"}
+    assert sample.fields["ids"]["shape"] == (3,)
+    assert sample.fields["x"] == FieldMeta("x", sample.fields["x"]["dtype"], (3,), ProductionStatus(1))
     with pytest.raises(TypeError):
         sample.custom_meta["tag"] = 1  # type: ignore[index]
     assert [row.global_index for row in meta(3).samples] == [0, 1, 2]
@@ -210,15 +213,25 @@ def test_parts_do_not_share_tags_or_status_with_the_whole() -> None:
 
 
 def test_extra_info_is_a_batch_level_dict() -> None:
-    made = meta()
+    info: dict[str, Any] = {}
+    made = BatchMeta(extra_info=info)
     made.set_extra_info("a", [1])
-    made.update_extra_info({"b": 2})
+    assert info == {}
+    made.update_extra_info(info_dict={"b": 2})
     assert (made.get_extra_info("a"), made.get_extra_info("z", 9), made.has_extra_info("b")) == ([1], 9, True)
     made.get_all_extra_info()["a"].append(2)
     assert made.get_extra_info("a") == [1]
     assert (made.remove_extra_info("b"), made.remove_extra_info("b")) == (2, None)
     made.clear_extra_info()
     assert made.extra_info == {}
+
+
+def test_a_batch_that_comes_from_another_process_can_be_written_to() -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    sent = pickle.dumps(meta(2), protocol=5, buffer_callback=buffers.append)
+    found = pickle.loads(sent, buffers=[bytes(buffer.raw()) for buffer in buffers])  # read-only, as from Ray
+    found.production_status[0] = 0
+    assert (found.production_status.tolist(), found.custom_meta) == ([0, 1], meta(2).custom_meta)
 
 
 def test_custom_meta_merges_per_row() -> None:

@@ -251,12 +251,12 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     ) -> BatchMeta:
         """Write ``data``, of batch size ``[rows]``, to the rows of ``metadata``, or append it to ``partition_id``.
 
-        Returns the rows with the written fields, ready. All or nothing within a partition. ``data_parser`` gets
-        ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. ``custom_meta``: a dict
-        for each row, merged into its tag when the rows become ready. ``is_last``: the partition gets no rows after
-        these (``check_production_completed``). Raises CapacityError,
-        InvalidInputError, InvalidTypeError; RequestError for another number of rows than ``metadata`` has, and for what
-        ``data_parser`` raises.
+        Returns ``metadata`` with the written fields added and all rows ready; without ``metadata``, that of the new
+        rows. ``metadata.custom_meta`` is merged into the rows' tags. All or nothing within a partition. ``data_parser``
+        gets ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. ``custom_meta``: a
+        dict for each row, merged into its tag when the rows become ready. ``is_last``: the partition gets no rows after
+        these (``check_production_completed``). Raises CapacityError, InvalidInputError, InvalidTypeError; RequestError
+        for another number of rows than ``metadata`` has, and for what ``data_parser`` raises.
         """
         return await self._async(
             self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)

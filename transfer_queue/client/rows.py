@@ -206,6 +206,7 @@ class RowOperations:
             raise RequestError(f"length mismatch: data has {block.rows} rows, metadata {len(metadata)}")
         if custom_meta is not None:
             check_tags("custom_meta", custom_meta, block.rows, "rows")
+        row_tags = custom_meta if metadata is None else _tags_of(metadata, custom_meta)
         wait_s, request_s = self._options.put_wait_s, self._options.request_s
 
         async def work() -> list[Committed]:
@@ -217,7 +218,7 @@ class RowOperations:
             for partition, positions in _by_partition(metadata):
                 indexes = _indexes_at(metadata, positions)
                 part = block if len(positions) == block.rows else block.select(None, positions)
-                tags = None if custom_meta is None else [custom_meta[at] for at in positions.tolist()]
+                tags = None if row_tags is None else [row_tags[at] for at in positions.tolist()]
                 commit = Commit(partition, indexes=indexes, tags=tags, wait_s=wait_s)
                 done.append(await self._engine.put(part, commit, timeout_s=request_s))
             return done
@@ -228,17 +229,10 @@ class RowOperations:
                 assert partition_id is not None
                 batch = Batch(done[0].indexes, schema, b"\1" * block.rows, custom_meta or [], lengths=lengths)
                 return batch_meta(batch, partition_id)
-            written = BatchMeta(
-                metadata.global_indexes,
-                metadata.partition_ids,
-                describe_fields(schema, block.rows, lengths),
-                np.ones(block.rows, np.int8),
-                metadata.extra_info,
-                metadata.custom_meta,
-            )
-            if custom_meta is not None:
-                written.update_custom_meta(custom_meta)
-            return written
+            metadata.field_schema.update(describe_fields(schema, block.rows, lengths))
+            metadata.production_status = np.ones(block.rows, np.int8)
+            metadata.update_custom_meta(custom_meta)
+            return metadata
 
         return Operation(work(), finish, block.nbytes)
 
@@ -318,8 +312,27 @@ class RowOperations:
         command = ResetConsumption(check_partition(partition_id), task)
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
 
+    def row_counts(self) -> Operation[Reply, dict[str, int]]:
+        """By partition, of those that have rows."""
+
+        def finish(reply: Reply) -> dict[str, int]:
+            counts = _value(reply)["partitions"]
+            return {name: found["rows"] for name, found in counts.items() if found["rows"]}
+
+        return Operation(self._engine.request(Snapshot(""), self._options.request_s), finish)
+
     def partition_list(self) -> Operation[Reply, list[str]]:
         return Operation(self._engine.request(ListPartitions(""), self._options.request_s), _value)
+
+
+def _tags_of(metadata: BatchMeta, custom_meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """What a put to the rows of ``metadata`` merges into their tags; None for nothing."""
+    own = metadata.custom_meta
+    if not any(own):
+        return custom_meta
+    for tag in own:
+        check_mapping("custom_meta", tag)
+    return own if custom_meta is None else [{**tag, **new} for tag, new in zip(own, custom_meta, strict=True)]
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:

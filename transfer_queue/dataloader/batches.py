@@ -60,25 +60,29 @@ def fetch_batch(
     return (client.get_data(meta) if len(meta) else None), meta
 
 
-def chunk_batch_fn(td: TensorDict, meta: BatchMeta, micro_batch_size: int) -> Iterator[tuple[TensorDict, BatchMeta]]:
-    """``td`` and ``meta`` in pieces of ``micro_batch_size`` rows, the last one perhaps shorter.
+def chunk_batch_fn(
+    td: TensorDict, batch_meta: BatchMeta, micro_batch_size: int = 1
+) -> list[tuple[TensorDict, BatchMeta]]:
+    """``td`` and ``batch_meta`` in pieces of ``micro_batch_size`` rows, the last one perhaps shorter.
 
     Nested fields keep their layout, dense ones are views. Raises InvalidTypeError (a TypeError) if ``td`` is no
-    TensorDict or ``meta`` no BatchMeta, InvalidInputError (a ValueError) for a size below 1 or above the number of
-    rows.
+    TensorDict or ``batch_meta`` no BatchMeta, InvalidInputError (a ValueError) for a size below 1 or above the
+    number of rows.
     """
     if not isinstance(td, TensorDict):
         raise InvalidTypeError(f"td must be a TensorDict, not {type(td).__name__}")
-    if not isinstance(meta, BatchMeta):
-        raise InvalidTypeError(f"meta must be a BatchMeta, not {type(meta).__name__}")
+    if not isinstance(batch_meta, BatchMeta):
+        raise InvalidTypeError(f"batch_meta must be a BatchMeta, not {type(batch_meta).__name__}")
     if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise InvalidInputError(f"micro_batch_size must be a positive integer, not {micro_batch_size!r}")
+    if not td.batch_size:
+        raise InvalidInputError("td has an empty batch size: it has no rows")
     rows = int(td.batch_size[0])
     if micro_batch_size > rows:
         raise InvalidInputError(f"micro_batch_size {micro_batch_size} is larger than the batch, which has {rows} rows")
-    if len(meta) != rows:
-        raise InvalidInputError(f"meta has {len(meta)} rows, td has {rows}")
-    return _pieces(td, meta, micro_batch_size)
+    if len(batch_meta) != rows:
+        raise InvalidInputError(f"batch_meta has {len(batch_meta)} rows, td has {rows}")
+    return list(_pieces(td, batch_meta, micro_batch_size))
 
 
 def _pieces(td: TensorDict, meta: BatchMeta, size: int) -> Iterator[tuple[TensorDict, BatchMeta]]:

@@ -81,6 +81,14 @@ class PlannedSampler(BaseSampler):
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
         """What a fetch takes. Raises InvalidInputError for parameters that make no sense."""
 
+    def has_rank(self, params: Mapping[str, Any]) -> bool:
+        """False for a rank that no draw deals to: `sample` gives it nothing, `plan` refuses it."""
+        return True
+
+    def offered(self, ready_indexes: Sequence[int]) -> list[int]:
+        """What `sample` chooses from, in the order of preference."""
+        return sorted(ready_indexes)
+
     def share(self, rows: list[int], ranks: int, lengths: Sequence[float]) -> list[list[int]]:
         """Deal drawn rows to ranks; ``lengths`` is each row's tag ``total_lengths``, 1 where absent."""
         size = len(rows) // ranks
@@ -92,7 +100,7 @@ class PlannedSampler(BaseSampler):
         raise NotImplementedError(f"{type(self).__name__} plans draws by tokens but does not say what fits")
 
     def choose(self, ready: list[int], draw: Draw, partition: Any) -> tuple[list[int], list[int]]:
-        """(rows taken, rows spent) of a draw from ``ready``, ascending; nothing taken if they do not suffice."""
+        """(rows taken, rows spent) of a draw from ``ready``, as `offered`; nothing taken if they do not suffice."""
         rows = self._lowest(ready, draw.rows)
         return rows, rows
 
@@ -103,6 +111,8 @@ class PlannedSampler(BaseSampler):
 
         Rows dealt to a rank that has not asked for them yet are left alone by later draws.
         """
+        if not self.has_rank(kwargs):
+            return [], []
         draw = self.plan(batch_size, kwargs)._replace(rest=getattr(kwargs.get("partition"), "production_done", False))
         name = (str(kwargs.get("partition_id", "")), str(kwargs.get("task_name", "")))
         batches = self._states.setdefault(name[0], {}).setdefault(name[1], {})
@@ -111,7 +121,7 @@ class PlannedSampler(BaseSampler):
             promised.difference_update(known)
             return list(known), [] if draw.seed is not None else list(known)
         partition = kwargs.get("partition")
-        free = [index for index in sorted(ready_indexes) if index not in promised]
+        free = [index for index in self.offered(ready_indexes) if index not in promised]
         rows, spent = self.choose(free, draw, partition)
         if not rows or draw.batch is None:
             return rows, list(spent)

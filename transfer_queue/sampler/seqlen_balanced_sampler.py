@@ -13,6 +13,10 @@ from transfer_queue.sampler.planned import Draw, check_positive, rank_and_batch
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 
 
+class UnequalPartsError(InvalidInputError, AssertionError):
+    """Sequences that do not divide as asked; an AssertionError in 0.1.x."""
+
+
 class SeqlenBalancedSampler(GRPOGroupNSampler):
     """Draws ``batch_size`` rows for each of ``dp_size`` ranks at once and deals whole groups, equally many to each,
     so that the sums of the tag ``total_lengths`` are close. Every rank must ask for every batch; repeats are identical.
@@ -33,6 +37,10 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         rows = super().plan(batch_size, {}).rows
         return Draw(rows * self.dp_size, self.dp_size, rank, batch)
 
+    def has_rank(self, params: Mapping[str, Any]) -> bool:
+        rank = params.get("dp_rank", 0)
+        return not isinstance(rank, int) or rank < self.dp_size
+
     def share(self, rows: list[int], ranks: int, lengths: Sequence[float]) -> list[list[int]]:
         n = self.group
         costs = [sum(lengths[first : first + n]) for first in range(0, len(rows), n)]
@@ -44,12 +52,13 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
 def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """Positions of ``seqlen_list`` in ``k_partitions`` parts of nearly equal sums, by the largest differencing method
-    (Karmarkar and Karp 1982). ``equal_size``: parts of equally many items; their number must divide.
+    (Karmarkar and Karp 1982). ``equal_size``: parts of equally many items; UnequalPartsError if their number does not
+    divide.
     """
     order = sorted(range(len(seqlen_list)), key=lambda position: (seqlen_list[position], position))
     if equal_size:
         if len(order) % k_partitions:
-            raise InvalidInputError(f"{len(order)} sequences do not divide into {k_partitions} parts of equal size")
+            raise UnequalPartsError(f"{len(order)} sequences do not divide into {k_partitions} parts of equal size")
         seeds = [order[first : first + k_partitions] for first in range(0, len(order), k_partitions)]
     else:
         seeds = [[position] for position in order]
@@ -77,7 +86,7 @@ def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: 
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[float], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """As `karmarkar_karp`, members ascending. InvalidInputError if there are fewer sequences than parts."""
+    """As `karmarkar_karp`, members ascending. UnequalPartsError if there are fewer sequences than parts."""
     if len(seqlen_list) < k_partitions:
-        raise InvalidInputError(f"cannot divide {len(seqlen_list)} sequences into {k_partitions} parts")
+        raise UnequalPartsError(f"cannot divide {len(seqlen_list)} sequences into {k_partitions} parts")
     return [sorted(part) for part in karmarkar_karp(seqlen_list, k_partitions, equal_size)]

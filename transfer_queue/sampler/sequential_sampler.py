@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.sampler.planned import Draw, PlannedSampler
@@ -11,7 +11,15 @@ __all__ = ["SequentialSampler"]
 
 
 class SequentialSampler(PlannedSampler):
-    """The lowest ready rows, all consumed."""
+    """The first ready rows, all consumed. `sample` of a plain list keeps its order, and takes what there is
+    where that is less than asked for; a controller offers rows by rising index, and waits for the rest."""
+
+    def offered(self, ready_indexes: Sequence[int]) -> list[int]:
+        return list(ready_indexes)
+
+    def choose(self, ready: list[int], draw: Draw, partition: Any) -> tuple[list[int], list[int]]:
+        rows = ready[: draw.rows]
+        return rows, rows
 
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
         return Draw(batch_size)

@@ -37,9 +37,10 @@ def test_base_sampler_is_abstract() -> None:
         BaseSampler()  # type: ignore[abstract]
 
 
-def test_sequential_takes_the_lowest_and_consumes_them() -> None:
-    assert SequentialSampler().sample([5, 3, 9, 4], 3) == ([3, 4, 5], [3, 4, 5])
-    assert SequentialSampler()([1, 2], 3) == ([], [])
+def test_sequential_takes_the_first_in_their_order_and_consumes_them() -> None:
+    assert SequentialSampler().sample([5, 3, 9, 4], 3) == ([5, 3, 9], [5, 3, 9])
+    assert SequentialSampler()([1, 2], 3) == ([1, 2], [1, 2])
+    assert RankAwareSampler().sample([5, 3, 9], 2, **ask(0)) == ([5, 3], [5, 3])
 
 
 def test_groups_are_complete_runs_of_consecutive_rows() -> None:
@@ -107,7 +108,10 @@ def test_balanced_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="dp_size must be positive"):
         SeqlenBalancedSampler(dp_size=0)
     with pytest.raises(ValueError, match="less than dp_size"):
-        SeqlenBalancedSampler(1, 2).sample([0, 1], 1, **ask(2))
+        SeqlenBalancedSampler(1, 2).plan(1, ask(2))
+    assert SeqlenBalancedSampler(1, 2).sample([0, 1], 1, **ask(2)) == ([], [])
+    with pytest.raises(AssertionError, match="do not divide"):
+        get_seqlen_balanced_partitions([1, 2, 3], 2, equal_size=True)
     assert issubclass(SeqlenBalancedSampler, GRPOGroupNSampler)
 
 
