@@ -12,6 +12,7 @@ from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Out
 from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
+from transfer_queue.compat.paths import legacy_attribute
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ __all__ = [
 ]
 
 Tag = dict[str, Any]
+
+if not TYPE_CHECKING:  # with it, a misspelt name would pass for one of type Any
+
+    def __getattr__(name: str) -> Any:
+        """``save_checkpoint`` and ``load_checkpoint``, which 0.1.x has here too."""
+        return legacy_attribute(__name__, name)
 
 
 def get_metrics_endpoint() -> str | None:
@@ -118,9 +125,9 @@ def kv_batch_get(
 ) -> TensorDict:
     """The rows of ``keys``, in that order, repeated where keys repeat: batch size ``[len(keys)]``.
 
-    Without ``select_fields``: every field ready for all of them; with it, the named ones. Raises KeyNotFoundError naming
-    missing keys, NotReadyError for a key without data and for a named field that some of the rows lack (with the setting
-    ``missing_fields: drop`` that field is left out), StorageKeyNotFoundError for a row that vanished meanwhile,
+    Without ``select_fields``: every field ready for all of them; with it, the named ones. Raises KeyNotFoundError
+    naming missing keys, NotReadyError for a key without data and for a named field that some of the rows lack (with the
+    setting ``missing_fields: drop`` that field is left out), StorageKeyNotFoundError for a row that vanished meanwhile,
     DataLostError.
 
     ``zero_copy``: tensors are views of the stored rows where a field's rows lie together in one put, on the same host;

@@ -28,9 +28,10 @@ odd.reorder([3, 2, 1, 0])
 print(client.get_data(odd.select_fields(["x"]))["x"].tolist())  # [7, 5, 3, 1]
 
 # %% Join
-# `concat` puts rows one after the other, `union` puts columns of the same rows side by side.
+# `concat` puts rows one after the other, `union` puts columns of the same rows side by side. A put with metadata adds
+# the fields that it writes to that metadata and returns it.
 assert tq.BatchMeta.concat(parts).global_indexes == meta.global_indexes
-added = client.put(TensorDict({"z": torch.ones(8)}, [8]), metadata=meta)
+added = client.put(TensorDict({"z": torch.ones(8)}, [8]), metadata=meta.select_fields([]))
 print(meta.union(added).field_names)  # ['x', 'y', 'z']
 
 # %% Tags and notes

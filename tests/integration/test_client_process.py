@@ -181,6 +181,11 @@ assert ("INFO", started + controller_address(conf.controller.zmq_info)) in said,
 tq.kv_put("a", "p", {"x": torch.ones(3), "any": object})
 assert tq.kv_batch_get("a", "p")["any"][0] is object
 assert "transfer_queue.runtime" in children()
+manager = tq.get_client().storage_manager
+assert type(manager).__name__ == "AsyncSimpleStorageManager", manager
+tq.get_client().close()
+tq.init()
+assert tq.kv_batch_get("a", "p")["x"].tolist() == [[1.0] * 3]
 tq.close()
 assert "transfer_queue.runtime" not in children(), children()
 """

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.queue_command import QueueCommand
 from tests.integration.stack import ROOT, Stack, running_stack
-from tests.integration.user_samplers import Failing, NewestFirst, Unruly
+from tests.integration.user_samplers import Failing, Highest, NewestFirst, Unruly
 from transfer_queue.errors import ConfigError, SamplerError
 from transfer_queue.sampler import BaseSampler
 
@@ -53,6 +54,13 @@ def test_init_takes_a_users_sampler(local: None, sampler: Any, expected: list[in
     assert values(take("p", 2, keep=True)) == expected
     assert values(take("p", 2)) == expected
     assert values(take("p", 2)) != expected
+
+
+def test_a_sampler_gets_the_arrays_of_the_sampling_config(local: None) -> None:
+    tq.init({"controller": {"sampler": Highest}, "backend": SIMPLE})
+    tq.get_client().put(column(4), partition_id="p")
+    assert values(take("p", 1, scores=np.array([0.5, 2.0, 9.0, 1.0]))) == [2]
+    assert values(take("p", 1, scores=torch.tensor([0.5, 2.0, 9.0, 1.0]))) == [1]
 
 
 @pytest.mark.parametrize(

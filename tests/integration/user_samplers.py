@@ -22,6 +22,17 @@ class NewestFirst(BaseSampler):
         return chosen, [] if kwargs.get("keep") else chosen
 
 
+class Highest(BaseSampler):
+    """The row of the highest of ``scores``, an array."""
+
+    def sample(
+        self, ready_indexes: list[int], batch_size: int, *args: Any, **kwargs: Any
+    ) -> tuple[list[int], list[int]]:
+        scores: Any = kwargs["scores"]
+        chosen = [ready_indexes[int(scores[ready_indexes].argmax())]]
+        return chosen, chosen
+
+
 class Unruly(BaseSampler):
     """Answers with what the sampling config says, or raises it."""
 

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from transfer_queue.control.plain import pack_arrays
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 from transfer_queue.wire.messages import ENCODER
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_lease",
     "check_mapping",
     "check_metadata",
+    "check_params",
     "check_partition",
     "check_seconds",
     "check_tags",
@@ -90,6 +92,11 @@ def check_mapping(name: str, value: object) -> dict[str, Any]:
         if not isinstance(key, str):
             raise InvalidTypeError(f"{name} must have strings as names, not {type(key).__name__}")
     return _encodable(name, value)
+
+
+def check_params(name: str, value: object) -> dict[str, Any]:
+    """As `check_mapping`, where values may be arrays too."""
+    return check_mapping(name, pack_arrays(value) if isinstance(value, dict) else value)
 
 
 def check_count(name: str, value: object) -> int:

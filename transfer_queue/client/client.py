@@ -19,6 +19,7 @@ from transfer_queue.client.manager import (
     check_registered,
     join_units,
     manager_layout,
+    manager_of_backend,
 )
 from transfer_queue.client.operation import Operation, run_async, run_sync
 from transfer_queue.client.options import ClientOptions, MissingFields, missing_fields
@@ -71,7 +72,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self._tracer = _tracer(self._options)
         self._pid = 0
         self._closed = False
-        self.storage_manager: ClientStorageManager | None = None
+        self._manager: ClientStorageManager | None = None
         self._attach()
 
     def __reduce__(self) -> NoReturn:
@@ -165,6 +166,18 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self._ready()
         return float(self._engine.controller_attributes.get("lease", 0.0))
 
+    @property
+    def storage_manager(self) -> ClientStorageManager:
+        """The way to storage by the names of 0.1.x: what `initialize_storage_manager` was told, else by the backend."""
+        if self._manager is None:
+            self._manager = manager_of_backend(self, self.engine.backend_kind)
+        return self._manager
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def initialize_storage_manager(self, manager_type: str, config: Mapping[str, Any]) -> None:
         """Accept what 0.1.x needs before a put or get. Here the controller tells a client how to reach storage.
 
@@ -184,7 +197,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         missing = missing_fields(self.config.missing_fields, compatible=True)
         self._options = replace(self._options, layout=layout or self._options.layout, missing_fields=missing)
         self._build_operations()
-        self.storage_manager = ClientStorageManager(self, manager_type, config)
+        self._manager = ClientStorageManager(self, manager_type, config)
 
     async def async_reset_zero_copy_all_keys_free(self, buffer_type: RegisterBufferType) -> None:
         """Say that nothing read or written through registered buffers is in use any more. It never is: a get returns

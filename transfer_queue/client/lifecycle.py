@@ -78,8 +78,10 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     Raises ConfigError, StartError, ConnectionLostError.
     """
     with _state.lock:
-        if _state.client is not None:
+        if _state.client is not None and not _state.client.closed:
             _warn_of_differences(conf)
+            return cast("DictConfig | None", conf)
+        if _attach_to_own(conf):
             return cast("DictConfig | None", conf)
         found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
@@ -103,6 +105,18 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
             raise
         _state.conf = _plain(conf)
         return merged
+
+
+def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:
+    """The client was closed, and not by ``close()``: attach to the queue that this process started, if it did."""
+    _state.client, local = None, _state.local
+    if local is None or _state.local_pid != os.getpid() or not getattr(local, "created", True):
+        return False
+    if hasattr(local, "when_ended"):
+        _attach_in_ray(cast("RayQueue", local), conf)
+    else:
+        _state.client = _attach(_with_choices(local.attach_config, conf))
+    return True
 
 
 def close() -> None:

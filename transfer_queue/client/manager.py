@@ -39,6 +39,8 @@ MANAGER_TYPES: dict[str, tuple[str, ...]] = {
     "RayStore": ("RayStore", "RayStorageManager"),
 }
 """Backend -> its names from 0.1.6 on, and in 0.1.5."""
+_SECTIONS = {"simple": "SimpleStorage", "mooncake": "MooncakeStore", "yuanrong": "Yuanrong", "ray": "RayStore"}
+"""Backend -> its section of the settings."""
 _BUILT_IN_CLIENTS = {"MooncakeStoreClient", "MooncakeStorageClient", "YuanrongStorageClient", "RayStorageClient"}
 """What ``client_name`` of a ``KVStorageManager`` is where 0.1.x keeps rows in a backend of its own."""
 
@@ -69,6 +71,18 @@ class ClientStorageManager:
 
     def close(self) -> None:
         """Nothing to give up: the connections are the client's."""
+
+
+def manager_of_backend(client: AsyncTransferQueueClient, kind: str) -> ClientStorageManager:
+    """What a client has that was told no manager: that of the queue's backend, of the class name of 0.1.x."""
+    section = _SECTIONS.get(kind)
+    if section is None:
+        return ClientStorageManager(client, kind, {})
+    name = MANAGER_TYPES[section][-1]
+    made: ClientStorageManager = type(name, (ClientStorageManager,), {"__doc__": ClientStorageManager.__doc__})(
+        client, section, {}
+    )
+    return made
 
 
 def check_manager_config(manager_type: object, config: object) -> Mapping[str, Any]:

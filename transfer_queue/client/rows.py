@@ -16,6 +16,7 @@ from transfer_queue.client.arguments import (
     check_lease,
     check_mapping,
     check_metadata,
+    check_params,
     check_partition,
     check_seconds,
     check_tags,
@@ -128,7 +129,7 @@ class RowOperations:
             raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
         if task_name is None or not check_text("task_name", task_name):
             raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
-        params = {} if sampling_config is None else check_mapping("sampling_config", sampling_config)
+        params = {} if sampling_config is None else check_params("sampling_config", sampling_config)
         if token_budget is not None:
             params = {**params, "token_budget": check_count("token_budget", token_budget)}
         if batch_size is None and "token_budget" in params:

@@ -104,7 +104,7 @@ def _inconsistent(name: str, found: object, expected: object) -> InvalidInputErr
 
 def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> ColumnView:
     """One field. Raises as ``encode``."""
-    if isinstance(value, NonTensorData) and isinstance(value.data, np.ndarray) and value.data.ndim:
+    if isinstance(value, NonTensorData) and _has_rows(value.data, rows):
         value = value.data
     if isinstance(value, torch.Tensor):
         if value.dim() == 0 or value.size(0) != rows:
@@ -119,9 +119,16 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> ColumnView:
     return _rows_column(name, values, allow_pickle)
 
 
+def _has_rows(data: Any, rows: int) -> bool:
+    """Whether what one NonTensorData holds is a value for each row."""
+    if isinstance(data, np.ndarray):
+        return bool(data.ndim)
+    return isinstance(data, (list, tuple)) and len(data) == rows
+
+
 def _row_values(name: str, value: Any) -> list[Any]:
     if isinstance(value, NonTensorData):
-        raise InvalidTypeError(f"field {name!r} is one NonTensorData for the whole batch; give one value a row")
+        raise InvalidTypeError(f"field {name!r} is one NonTensorData for the whole batch; give a value for each row")
     if isinstance(value, NonTensorStack) or (
         isinstance(value, LazyStackedTensorDict) and all(isinstance(m, NonTensorData) for m in value.tensordicts)
     ):

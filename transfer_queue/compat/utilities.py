@@ -84,10 +84,10 @@ def is_ipv6_address(ip: str) -> bool:
         return False
 
 
-def get_env_bool(key: str, default: bool = False) -> bool:
-    """Whether an environment variable says 1, true, yes or on, in any case."""
-    text = os.environ.get(key)
-    return default if text is None else text.strip().lower() in ("1", "true", "yes", "on")
+def get_env_bool(env_key: str, default: bool = False) -> bool:
+    """Whether an environment variable says 1, true, yes, y or on, in any case."""
+    text = os.environ.get(env_key)
+    return default if text is None else text.strip().lower() in ("1", "true", "yes", "y", "on")
 
 
 @contextlib.contextmanager
@@ -107,9 +107,9 @@ def limit_pytorch_auto_parallel_threads(target_num_threads: int | None = None, i
         torch.set_num_threads(before)
 
 
-def get_logger(name: str | None = None) -> logging.Logger:
-    """The logger ``name`` at the level that ``TQ_LOGGING_LEVEL`` names (default: WARNING)."""
+def get_logger(name: str | None = None, default_level: str = "WARNING") -> logging.Logger:
+    """The logger ``name`` at the level that ``TQ_LOGGING_LEVEL`` names, else at ``default_level``."""
     logger = logging.getLogger(name)
-    level = os.environ.get("TQ_LOGGING_LEVEL", "WARNING").upper()
+    level = os.environ.get("TQ_LOGGING_LEVEL", default_level).upper()
     logger.setLevel(level if isinstance(logging.getLevelName(level), int) else logging.WARNING)
     return logger

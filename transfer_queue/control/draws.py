@@ -14,6 +14,7 @@ from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.leases import Leases
 from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
 from transfer_queue.control.partition import Partition, Queueing
+from transfer_queue.control.plain import unpack_arrays
 from transfer_queue.control.ready import ReadyGroups, ReadyRows
 from transfer_queue.control.subscription import CONSUMED, PROMISED, Subscription
 from transfer_queue.errors import DataLostError, SamplerError, StorageKeyNotFoundError
@@ -258,8 +259,8 @@ class Drawer:
     # ---------------------------------------------------------------------------------------------- user's samplers
 
     def _ask(self, partition: Partition, subscription: Subscription, command: Fetch) -> Batch | Outcome:
-        params = {"partition_id": partition.name, "task_name": command.task, **command.params}
         try:
+            params = {"partition_id": partition.name, "task_name": command.task, **unpack_arrays(command.params)}
             cached = self.sampler.has_cached_result(params["partition_id"], params["task_name"], dict(params))
             if not cached and subscription.ready.available < command.batch_size:
                 return _TOO_FEW

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["copy_plain", "copy_tag"]
+import numpy as np
 
+__all__ = ["copy_plain", "copy_tag", "pack_arrays", "unpack_arrays"]
+
+_ARRAY = "\0ndarray"
+"""The only key of a dict that stands for an array: a name that no caller gives."""
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 
 
@@ -30,3 +34,28 @@ def copy_tag(tag: dict[str, Any]) -> dict[str, Any]:
         if type(value) not in _SCALARS:
             copy[key] = copy_plain(value)
     return copy
+
+
+def pack_arrays(params: dict[str, Any]) -> dict[str, Any]:
+    """Arrays of numbers among the values, and tensors, as plain data."""
+    return {name: _packed(value) for name, value in params.items()}
+
+
+def _packed(value: Any) -> Any:
+    if hasattr(value, "detach"):  # a tensor of torch
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
+        return {_ARRAY: [value.dtype.str, list(value.shape), value.tobytes()]}
+    return value
+
+
+def unpack_arrays(params: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `pack_arrays`. Raises ValueError, TypeError for what it did not make."""
+    return {name: _unpacked(value) for name, value in params.items()}
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, dict) or _ARRAY not in value:
+        return value
+    dtype, shape, content = value[_ARRAY]
+    return np.frombuffer(content, np.dtype(str(dtype))).reshape(shape).copy()

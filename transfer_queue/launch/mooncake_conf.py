@@ -18,7 +18,7 @@ _SECTION = "backend.MooncakeStore"
 
 
 def with_mooncake(plan: LocalPlan, section: Any, *, in_ray: bool) -> LocalPlan:
-    """The plan on Mooncake. ``auto_init``: with a master of its own on this machine.
+    """The plan on Mooncake. ``auto_init``: with a master of its own, on this machine or in the Ray cluster.
 
     Raises ConfigError naming the setting.
     """
@@ -31,14 +31,10 @@ def with_mooncake(plan: LocalPlan, section: Any, *, in_ray: bool) -> LocalPlan:
             "masterServerAddress": _given("master_server_address", section.master_server_address),
         }
         return plan.with_backend_settings({**settings, **endpoints})
-    if in_ray:
-        raise ConfigError(
-            f"{_SECTION}.auto_init: a master for a Ray cluster is not started by init(); start mooncake_master where "
-            "all nodes reach it, name it in metadata_server and master_server_address, and set auto_init to false"
-        )
+    address, metadata = section.master_server_address, str(section.metadata_server or "")
     master = Master.model_construct(
-        rpc_port=_local_port("master_server_address", section.master_server_address),
-        http_metadata_port=_metadata_port(str(section.metadata_server or "")),
+        rpc_port=_port("master_server_address", address, anywhere=in_ray),
+        http_metadata_port=0 if in_ray else _metadata_port(metadata),
         metrics_port=0,
         rpc_interface=defaults.MASTER_RPC_INTERFACE,
     )
@@ -59,7 +55,7 @@ def _metadata_server(value: str) -> str:
 def _metadata_port(value: str) -> int:
     if _is_handshake(value):
         return 0
-    return _local_port("metadata_server", value.removeprefix("http://").partition("/")[0])
+    return _port("metadata_server", value.removeprefix("http://").partition("/")[0])
 
 
 def _given(name: str, value: object) -> str:
@@ -68,11 +64,12 @@ def _given(name: str, value: object) -> str:
     return str(value)
 
 
-def _local_port(name: str, value: object) -> int:
+def _port(name: str, value: object, *, anywhere: bool = False) -> int:
+    """``anywhere``: the master runs where the controller does, whatever host is named."""
     host, _, port = _given(name, value).rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{_SECTION}.{name}: {value!r} is not HOST:PORT")
-    if not _is_local(host.strip("[]")):
+    if not anywhere and not _is_local(host.strip("[]")):
         raise ConfigError(
             f"{_SECTION}.{name}: {value!r} is on another machine, where init() starts nothing; set auto_init to false "
             "to use a master that runs there"

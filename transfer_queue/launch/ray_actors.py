@@ -12,11 +12,12 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -26,6 +27,10 @@ from transfer_queue.config.processes import BackendChoice, ControllerConfig, Sto
 from transfer_queue.errors import StartError
 from transfer_queue.launch.controller_calls import CALLS, ControllerCalls
 from transfer_queue.launch.process import ServerProcess, wait_until_serving
+
+if TYPE_CHECKING:
+    from transfer_queue.config.resource import Master
+    from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 
 __all__ = ["MAX_CALLS", "ControllerActor", "StorageUnitActor"]
 
@@ -111,9 +116,12 @@ class ControllerActor(_Supervisor):
     It answers the calls of `ControllerCalls` as well.
     """
 
-    def __init__(self, plan: ControllerConfig) -> None:
+    def __init__(self, plan: ControllerConfig, master: Master | None = None) -> None:
+        """``master``: start a ``mooncake_master`` as well, at its port where that is free on this node."""
+        self._master = None if master is None else _start_master(master)
         self._published: concurrent.futures.Future[tuple[AttachConfig, bool]] = concurrent.futures.Future()
         self._units: list[Any] = []
+        plan = plan.model_copy(update={"backend": self._with_master(plan.backend)})
         super().__init__("controller", "transfer_queue.runtime.controller", plan)
         self.calls = _Calls(self._server.address)
 
@@ -121,6 +129,14 @@ class ControllerActor(_Supervisor):
         """The queue is up: let others attach to it."""
         self._units = units
         self._published.set_result((config, detached))
+
+    def _with_master(self, backend: BackendChoice) -> BackendChoice:
+        endpoints = {} if self._master is None else self._master.endpoints.settings()
+        return backend.model_copy(update={"settings": {**backend.settings, **endpoints}})
+
+    async def backend(self, plan: BackendChoice) -> BackendChoice:
+        """``plan`` with the endpoints of the master that runs here, if there is one."""
+        return self._with_master(plan)
 
     async def attach_config(self) -> tuple[AttachConfig, bool]:
         """What a process needs to use the queue, once it is up, and whether it is detached.
@@ -148,6 +164,8 @@ class ControllerActor(_Supervisor):
             ray.kill(unit, no_restart=True)
         await asyncio.to_thread(self.calls.close_client)
         await super().stop(reason)
+        if self._master is not None:
+            await asyncio.to_thread(self._master.process.stop)
 
 
 for _name in CALLS:
@@ -191,6 +209,40 @@ async def _result(reference: Any) -> None:
     """Wait for an actor's answer; one that died has stopped, too."""
     with contextlib.suppress(RayError):
         await reference
+
+
+class _Master(NamedTuple):
+    process: MasterProcess
+    """Ends with this process."""
+    endpoints: MasterEndpoints
+
+
+def _start_master(master: Master) -> _Master:
+    """On this node's address. Raises StartError."""
+    from transfer_queue.storage.mooncake.master import MasterProcess
+    from transfer_queue.storage.mooncake.settings import MasterSettings
+
+    host = ray.util.get_node_ip_address()
+    settings = MasterSettings(
+        host=host,
+        rpc_port=_free_or_any(host, master.rpc_port),
+        http_metadata_port=None,  # the engines ask each other
+        metrics_port=0,
+    )
+    process = MasterProcess(settings, _log_folder("mooncake-master") / "mooncake_master.log")
+    return _Master(process, process.start())
+
+
+def _free_or_any(host: str, port: int) -> int:
+    """``port``, or 0 if it is in use: other processes get to know the port that is taken, whichever it is."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            log.warning("port %d of %s is in use; the Mooncake master takes another one", port, host)
+            return 0
+    return port
 
 
 def _log_folder(name: str) -> Path:

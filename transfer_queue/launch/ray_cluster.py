@@ -158,7 +158,7 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
     try:
         controller = actor_class.TransferQueueController.options(
             name=settings.name, namespace=settings.namespace, **common
-        ).remote(plan=plan.controller)
+        ).remote(plan=plan.controller, master=plan.master)
     except ValueError as error:
         if "already" not in str(error):
             raise
@@ -166,6 +166,11 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
     started = [controller]
     try:
         address = _wait([controller.address.remote()], "the controller", settings)[0]
+        if plan.master is not None:
+            backend = _wait([controller.backend.remote(plan.controller.backend)], "the controller", settings)[0]
+            plan = plan.with_backend_settings(backend.settings)
+            merged.backend.MooncakeStore.master_server_address = backend.settings["masterServerAddress"]
+            merged.backend.MooncakeStore.metadata_server = backend.settings["metadataServer"]
         units = _start_units(plan.unit_configs(address), settings, nodes, resource, common)
         started += units
         _wait([unit.address.remote() for unit in units], f"{len(units)} storage units", settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,3 +187,26 @@ def test_without_ray_the_backend_is_refused(driver: RayCluster, monkeypatch: pyt
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"'RayStore' needs Ray; call ray\.init\(\)"):
         tq.init(CONF)
+
+
+def test_a_mooncake_queue_brings_its_master_which_ends_with_it(driver: RayCluster) -> None:
+    section = {"global_segment_size": "64Mi", "local_buffer_size": "16Mi", "protocol": "tcp"}
+    conf = {"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": section}, "ray": {"num_cpus": 0.5}}
+    merged = tq.init(conf)
+    try:
+        assert merged is not None
+        host, _, port = merged.backend.MooncakeStore.master_server_address.rpartition(":")
+        tq.kv_batch_put(keys=["a", "b"], partition_id="p", fields=TensorDict({"x": torch.arange(2)}, [2]))
+        assert tq.kv_batch_get(["b", "a"], "p")["x"].tolist() == [1, 0]
+        socket.create_connection((host, int(port))).close()
+    finally:
+        tq.close()
+    wait_until(lambda: _refused(host, int(port)), "the master has ended")
+
+
+def _refused(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False

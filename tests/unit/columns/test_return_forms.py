@@ -75,7 +75,7 @@ def test_one_row_is_jagged_too() -> None:
         (ragged((3, 2, 4), (1, 2, 4), (0, 2, 4), (5, 2, 4)), 1),
     ],
 )
-@pytest.mark.parametrize("source", ["jagged", "strided", "stack"])
+@pytest.mark.parametrize("source", ["jagged", "strided", "stack", "one"])
 def test_ragged_columns_are_jagged_along_their_axis(rows: list[torch.Tensor], axis: int, source: str) -> None:
     puts: dict[str, Callable[[], Any]] = {
         "jagged": lambda: njt(rows, axis),
@@ -86,6 +86,7 @@ def test_ragged_columns_are_jagged_along_their_axis(rows: list[torch.Tensor], ax
             torch.tensor([0, *np.cumsum([row.numel() for row in rows]).tolist()[:-1]]),
         ),
         "stack": lambda: NonTensorStack(*[NonTensorData(data=row) for row in rows]),
+        "one": lambda: NonTensorData(data=rows, batch_size=[len(rows)]),
     }
     got = field(puts[source]())
     assert got.layout is torch.jagged
