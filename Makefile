@@ -3,9 +3,11 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-# In two processes; what failed there, beside other tests on a busy machine, has to pass by itself.
-run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder $(1) $(PYTEST_ARGS) || \
-  { [ $$? = 1 ] && echo "once more, by itself, what failed:" && $(PYTHON) -m pytest --last-failed --last-failed-no-failures=none $(1) $(PYTEST_ARGS); }
+# In two processes. What failed runs once more by itself, which tells a flaky test from a broken one; either fails the run.
+run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder --rerun-failed $(1) $(PYTEST_ARGS)
+# Of test-fast: the pure cores, the units, and one integration of each kind. Together 90 seconds on two cores.
+FAST := tests/unit tests/simulation tests/integration/test_roundtrip.py tests/integration/test_tq_commands.py \
+  tests/integration/mooncake/test_blocks.py tests/integration/storage/test_packaged.py tests/integration/operator/test_namespaced.py
 # CI measures too: before the tests, as that needs the machine alone. They run whatever it finds, and both have to pass.
 ifeq ($(CI),true)
   measure = $(PYTHON) -m bench --smoke; measured=$$?;
@@ -17,7 +19,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
+.PHONY: help demo test test-fast check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 16
@@ -30,7 +32,10 @@ $(VENV)/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml scripts/
 demo: setup ## Run the quick start here; BACKEND=simple does it without Mooncake
 	@tq up -f examples/quickstart.yaml --backend $(BACKEND) -- $(PYTHON) examples/cartpole/job.py
 
-test: setup ## Run every test; the cluster's too where this is root on Linux
+test: setup ## Run every test, the cluster's too where this is root on Linux; PATHS="FILE ...": these alone
+ifneq ($(PATHS),)
+	@$(PYTHON) -m pytest $(PATHS) $(PYTEST_ARGS)
+else
 ifeq ($(CI),true)
 	@$(MAKE) --no-print-directory check
 endif
@@ -41,6 +46,10 @@ else
 	@echo "tests/cluster and tests/rdma are left out: they need root on Linux"
 	@$(measure) $(call run_tests,--ignore=tests/cluster --ignore=tests/rdma) $(and_measured)
 endif
+endif
+
+test-fast: setup ## The pure cores, the units and an integration of each kind, in 90 seconds
+	@$(PYTHON) -m pytest -n 2 --no-loadscope-reorder -q $(FAST) $(PYTEST_ARGS)
 
 check: setup ## Lint, format, types, layers, generated files
 	ruff check .

@@ -1,5 +1,8 @@
 """Rules for the whole suite. With ``CI=true`` a skipped test is a failed one: CI must run everything.
 
+A failed test says how to repeat it, and where the logs of its servers lie: ``artefacts``. ``reruns`` tells a flaky test
+from a broken one.
+
 ``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports
 stays together in one of them: each file by itself, and the folders and files of ``TOGETHER``.
 """
@@ -7,10 +10,14 @@ stays together in one of them: each file by itself, and the folders and files of
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests import artefacts, reruns
 
 CI = os.environ.get("CI") == "true"
 TOGETHER = {
@@ -22,6 +29,17 @@ TOGETHER = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write golden files anew instead of comparing with them")
+    reruns.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(reruns.Reruns(config), "reruns")
+
+
+# A failed property names the example that breaks it, which is its seed.
+settings.register_profile("tests", settings.get_profile(settings.get_current_profile_name()), print_blob=True)
+settings.load_profile("tests")
 
 
 def _group(nodeid: str) -> str:
@@ -55,11 +73,31 @@ def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"with CI=true nothing may be skipped, but: {reason}"
 
 
+def pytest_runtest_logstart() -> None:
+    artefacts.next_test()
+
+
+def _repeat(nodeid: str) -> str:
+    """The command that runs the test again, with the seeds that were set."""
+    seeds = [f"{name}={shlex.quote(value)} " for name, value in sorted(os.environ.items()) if _sets_a_seed(name)]
+    return f"{''.join(seeds)}make test PATHS={shlex.quote(nodeid)}"
+
+
+def _sets_a_seed(name: str) -> bool:
+    return name.startswith(("TQ_CHAOS_", "TQ_FUZZ_")) or name in ("TQ_SEEDS", "TQ_FIRST_SEED")
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if CI:
         _fail_if_skipped(report)
+    if report.failed:
+        folder = getattr(item, "funcargs", {}).get("tmp_path")
+        files = f"{folder}\n" if folder is not None and any(folder.iterdir()) else ""
+        found = files + artefacts.write(item.nodeid)
+        report.sections += [("artefacts", found)] if found else []
+        report.sections.append(("to repeat", _repeat(item.nodeid)))
     return report
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import artefacts
 from tests.cluster import product
 from tests.cluster.cluster import Cluster, down, running_cluster, up
 from tests.cluster.component import wait_until
@@ -44,7 +45,11 @@ def reused(privileged: None) -> bool:
 def cluster(reused: bool) -> Iterator[Cluster]:
     """A healthy cluster. Tests use namespaces of their own in it and remove them."""
     try:
-        yield up()
+        running = up()
+        events = ("get", "events", "-A", "--sort-by=.lastTimestamp")
+        artefacts.follow(running, lambda: {"cluster-events.log": running.kubectl(*events)})
+        yield running
+        artefacts.leave(running)
     finally:
         if not reused:
             down()

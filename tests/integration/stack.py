@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import artefacts
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +132,7 @@ class Stack:
         }
         self.units: list[Process] = []
         self.controller: Process
+        artefacts.follow(self, artefacts.logs(self.folder))
 
     def start(self) -> Stack:
         self.controller = Process(
@@ -186,6 +188,7 @@ class Stack:
     def stop(self) -> None:
         for process in [*self.units, self.controller]:
             process.stop()
+        artefacts.leave(self)
         shutil.rmtree(self.folder)
         shutil.rmtree(self.arenas)
 

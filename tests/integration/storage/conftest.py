@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.integration.etcd import etcd_binary
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +46,7 @@ def run_conformance(tmp_path: Path) -> Run:
             "-v",
             "--tb=short",
         ]
-        done = subprocess.run(
+        done = preloaded.run(
             [*command, "--pyargs", SUITE, f"--backend={backend}"],
             env={**os.environ, "PYTHONPATH": paths, "PATH": f"{os.environ['PATH']}{os.pathsep}{ETCD}"},
             cwd=tmp_path,

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import preloaded
 from tests.integration.storage.conftest import ETCD, ROOT, Run, assert_all_passed
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,7 +36,7 @@ def test_servers_of_a_killed_test_run_end(backend: str, redis_package: Path, tmp
         "    sys.stdin.read()\n"
     )
     paths = os.pathsep.join([str(redis_package), str(ROOT)])
-    with subprocess.Popen(
+    with preloaded.Popen(
         [sys.executable, "-c", program, backend],
         env={**os.environ, "PYTHONPATH": paths, "PATH": f"{os.environ['PATH']}{os.pathsep}{ETCD}"},
         cwd=tmp_path,
@@ -56,7 +57,7 @@ def test_backend_of_no_package_is_refused_with_those_that_there_are(redis_packag
         "from transfer_queue.storage.registry import open_backend\n"
         "asyncio.run(open_backend('rediss', None))"
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": f"{redis_package}{os.pathsep}{ROOT}"},
         capture_output=True,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import preloaded
 from tests.integration.storage.conftest import ROOT
 
 PROGRAM = """
@@ -30,7 +31,7 @@ def run(program: str, package: Path, folder: Path) -> subprocess.CompletedProces
     environ = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
     for name in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
         environ.pop(name, None)
-    return subprocess.run([sys.executable, "-c", program], env=environ, cwd=folder, capture_output=True, text=True)
+    return preloaded.run([sys.executable, "-c", program], env=environ, cwd=folder, capture_output=True, text=True)
 
 
 def test_a_program_names_the_backend_of_an_installed_package(redis_package: Path, tmp_path: Path) -> None:
