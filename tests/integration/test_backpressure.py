@@ -65,6 +65,29 @@ def test_the_error_names_readers_that_still_look_at_cleared_rows(
     assert views[1]["x"].is_nested
 
 
+def test_free_bytes_between_rows_that_stay_and_views_in_use_take_a_put(
+    stack: Stack, clients: list[tq.TransferQueueClient]
+) -> None:
+    writer, reader = clients
+    metas = [
+        writer.put(TensorDict({"x": torch.full((8, 31_250), float(n))}, [8]), partition_id=f"p{n}") for n in range(16)
+    ]
+    views = [reader.get_data(metas[n], zero_copy=True) for n in (4, 5)]
+    for n in range(0, 16, 2):
+        writer.clear_partition(f"p{n}")
+    wait_until(lambda: len(writer.get_partition_list()) == 8, "every other block is cleared")
+    wait_until(lambda: stack.used() < 10e6, "their memory is free")  # but for that of the view of p4
+    rows = torch.arange(750_000.0).view(8, -1)
+    meta = writer.put(TensorDict({"x": rows, "y": torch.arange(8)}, [8]), partition_id="large")
+    assert torch.equal(reader.get_data(meta, zero_copy=True)["x"].to_padded_tensor(0), rows)
+    assert torch.equal(reader.get_data(meta[2:4])["x"].to_padded_tensor(0), rows[2:4])
+    assert [float(view["x"].values().unique()) for view in views] == [4.0, 5.0]
+    for n in range(1, 16, 2):
+        assert float(reader.get_data(metas[n])["x"].values().unique()) == n
+    writer.clear_partition("large")
+    wait_until(lambda: stack.used() < 10e6, "all pieces are free again")
+
+
 def test_a_put_larger_than_all_storage_is_refused_before_anything_is_stored(
     stack: Stack, clients: list[tq.TransferQueueClient]
 ) -> None:

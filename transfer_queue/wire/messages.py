@@ -349,12 +349,16 @@ class Put(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
-    """Reserve space for a block. Answer: Extent; CapacityError if none frees up within ``wait_s`` seconds."""
+    """Reserve space for a block. Answer: Extent; CapacityError if none frees up within ``wait_s`` seconds.
+
+    ``pieces``: the writer sends the block by Fill where the answer says that the space is in pieces.
+    """
 
     block: int
     nbytes: int
     wait_s: float = 0.0
     scope: str = ""
+    pieces: bool = False
 
 
 class Fill(Message, frozen=True, tag=True, omit_defaults=True):
@@ -414,7 +418,7 @@ class Stats(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Extent(Message, frozen=True, tag=True, omit_defaults=True):
-    """Where an allocated block lies in the arena."""
+    """Where an allocated block lies in the arena; -1: in pieces, which the unit alone writes and reads."""
 
     offset: int
 
@@ -422,7 +426,8 @@ class Extent(Message, frozen=True, tag=True, omit_defaults=True):
 class Extents(Message, frozen=True, tag=True, omit_defaults=True):
     """(offset, bytes) of each opened block, readable until the lease is released or the connection ends.
 
-    Lease 0: the blocks are small and came as the payload, which the offsets then refer to.
+    Lease 0: the blocks are small, or not in memory in one piece, and came as the payload, which the offsets then refer
+    to.
     """
 
     lease: int

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from transfer_queue.errors import InvalidInputError
 from transfer_queue.storage.memory.extents import Extents
@@ -53,6 +62,21 @@ class ExtentsAgainstByteMap(RuleBasedStateMachine):
         assert self.owner[first : first + size] == [None] * size
         self.owner[first : first + size] = [offset] * size
         return offset
+
+    @rule(target=extents, nbytes=st.integers(1, 60 * ALIGN), most=st.integers(1, 8))
+    def allocate_pieces(self, nbytes: int, most: int) -> MultipleResults[int]:
+        pieces = self.real.allocate_pieces(nbytes, most)
+        if pieces is None:
+            # Holes of a size class count as equally large.
+            assert sum(sorted(self.holes())[-most:]) * 16 // 17 < -(-nbytes // ALIGN) * ALIGN
+            return multiple()
+        assert len(pieces) <= most
+        assert sum(size for _, size in pieces) == nbytes
+        for offset, size in pieces:
+            first, count = (offset - START) // ALIGN, -(-size // ALIGN)
+            assert self.owner[first : first + count] == [None] * count
+            self.owner[first : first + count] = [offset] * count
+        return multiple(*(offset for offset, _ in pieces))
 
     @rule(offset=consumes(extents))
     def free(self, offset: int) -> None:

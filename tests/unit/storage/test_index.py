@@ -17,6 +17,10 @@ from transfer_queue.storage.memory.index import HEADER_BYTES, RECORD_BYTES, Bloc
 CAPACITY = 1 << 20
 
 
+def one(offset: int, nbytes: int) -> tuple[tuple[int, int]]:
+    return ((offset, nbytes),)
+
+
 def opened(path: Path, said: list[str] | None = None) -> BlockIndex:
     return BlockIndex(path, CAPACITY, "0123456789abcdef", (said if said is not None else []).append)
 
@@ -25,16 +29,40 @@ def written(path: Path) -> dict[int, Place]:
     """Seven blocks, two of them gone again and one not finished."""
     index = opened(path)
     for number in range(6):
-        index.sealed(number, 4096 + 64 * number, 60)
-    index.allocated(6, 8192, 1000)
+        index.sealed(number, one(4096 + 64 * number, 60))
+    index.allocated(6, one(8192, 1000))
     for number in (1, 3):
         index.dropped(number)
     index.write()
     index.close()
     return {
-        **{number: Place(4096 + 64 * number, 60, True) for number in (0, 2, 4, 5)},
-        6: Place(8192, 1000, False),
+        **{number: Place(one(4096 + 64 * number, 60), True) for number in (0, 2, 4, 5)},
+        6: Place(one(8192, 1000), False),
     }
+
+
+def test_blocks_in_pieces_come_back_as_long_as_all_records_of_one_of_their_notes_are_whole(tmp_path: Path) -> None:
+    path, said = tmp_path / "a.index", list[str]()
+    index = opened(path)
+    pieces = ((4096, 128), (8192, 64), (4352, 100))
+    index.sealed(1, one(4224, 60))
+    start = path.stat().st_size
+    index.allocated(2, pieces)
+    index.sealed(2, pieces)
+    index.close()
+    data = path.read_bytes()
+    for place in range(start, len(data), RECORD_BYTES):
+        path.write_bytes(data[: place + 5] + bytes([data[place + 5] ^ 1]) + data[place + 6 :])
+        again = opened(path, said)
+        in_second = place >= start + (len(pieces) + 1) * RECORD_BYTES
+        expected = {} if in_second and place != len(data) - RECORD_BYTES else {2: Place(pieces, not in_second)}
+        assert again.blocks == {1: Place(one(4224, 60), True)} | expected
+        again.close()
+    assert len(said) == 2 * (len(pieces) + 1)
+    path.write_bytes(data)
+    again = opened(path)
+    assert again.blocks == {1: Place(one(4224, 60), True), 2: Place(pieces, True)}
+    again.close()
 
 
 def test_blocks_come_back_with_the_identity_of_the_memory(tmp_path: Path) -> None:
@@ -53,9 +81,9 @@ def test_an_index_cut_at_any_byte_holds_what_was_whole(tmp_path: Path) -> None:
         expected: dict[int, Place] = {}
         for record in range((cut - HEADER_BYTES) // RECORD_BYTES):
             if record < 6:
-                expected[record] = Place(4096 + 64 * record, 60, True)
+                expected[record] = Place(one(4096 + 64 * record, 60), True)
             elif record == 6:
-                expected[6] = Place(8192, 1000, False)
+                expected[6] = Place(one(8192, 1000), False)
             else:
                 del expected[(1, 3)[record - 7]]
         index = opened(path)
@@ -97,15 +125,15 @@ def test_a_damaged_header_or_another_capacity_is_refused_with_advice(tmp_path: P
 def test_a_block_whose_freeing_is_damaged_yields_to_the_one_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.index"
     index = opened(path)
-    index.sealed(1, 4096, 100)
+    index.sealed(1, one(4096, 100))
     index.dropped(1)
-    index.sealed(2, 4096 + 64, 100)
+    index.sealed(2, one(4096 + 64, 100))
     index.close()
     data = bytearray(path.read_bytes())
     data[HEADER_BYTES + RECORD_BYTES + 5] ^= 1
     path.write_bytes(data)
     again = opened(path, [])
-    assert again.blocks == {2: Place(4096 + 64, 100, True)}
+    assert again.blocks == {2: Place(one(4096 + 64, 100), True)}
     again.close()
 
 
@@ -113,13 +141,13 @@ def test_the_index_does_not_grow_with_blocks_that_are_gone(tmp_path: Path) -> No
     path = tmp_path / "a.index"
     index = opened(path)
     for number in range(20_000):
-        index.sealed(number, 4096, 64)
+        index.sealed(number, one(4096, 64))
         index.dropped(number)
-    index.sealed(20_000, 4096, 64)
+    index.sealed(20_000, one(4096, 64))
     assert path.stat().st_size < 10_000 * RECORD_BYTES
     index.close()
     again = opened(path)
-    assert again.blocks == {20_000: Place(4096, 64, True)}
+    assert again.blocks == {20_000: Place(one(4096, 64), True)}
     again.close()
 
 
@@ -129,12 +157,12 @@ SCOPES = ["team-a/train", "team-b/" + 40 * "long ", "", "team-ä/\udc80"]
 def scoped(path: Path) -> dict[int, Place]:
     index = opened(path)
     for number in range(12):
-        index.sealed(number, 4096 + 64 * number, 60, SCOPES[number % 4])
-    index.allocated(12, 8192, 64, "team-c/")
+        index.sealed(number, one(4096 + 64 * number, 60), SCOPES[number % 4])
+    index.allocated(12, one(8192, 64), "team-c/")
     index.close()
     return {
-        **{number: Place(4096 + 64 * number, 60, True, SCOPES[number % 4]) for number in range(12)},
-        12: Place(8192, 64, False, "team-c/"),
+        **{number: Place(one(4096 + 64 * number, 60), True, SCOPES[number % 4]) for number in range(12)},
+        12: Place(one(8192, 64), False, "team-c/"),
     }
 
 
@@ -178,15 +206,15 @@ def full_disk_at(nbytes: int) -> Iterator[None]:
 def test_a_full_disk_is_an_error_and_what_comes_when_there_is_room_again_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.index"
     index = opened(path)
-    index.sealed(1, 4096, 60)
+    index.sealed(1, one(4096, 60))
     for fits in range(RECORD_BYTES):
         with full_disk_at(path.stat().st_size + fits), pytest.raises(OSError, match="File too large"):
-            index.sealed(2, 4096 + 64, 60, "team-a/")
+            index.sealed(2, one(4096 + 64, 60), "team-a/")
         index.dropped(2)
-    index.sealed(3, 4096 + 64, 60, "team-a/")
+    index.sealed(3, one(4096 + 64, 60), "team-a/")
     index.close()
     again = opened(path)
-    assert again.blocks == {1: Place(4096, 60, True), 3: Place(4096 + 64, 60, True, "team-a/")}
+    assert again.blocks == {1: Place(one(4096, 60), True), 3: Place(one(4096 + 64, 60), True, "team-a/")}
     again.close()
 
 
@@ -194,7 +222,7 @@ def test_a_log_that_is_written_anew_while_it_is_synced_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = BlockIndex(tmp_path / "u.index", 1 << 20, "0" * 16, print)
-    index.sealed(1, 0, 64)
+    index.sealed(1, one(0, 64))
     real = os.fdatasync
 
     def sync(file: int) -> None:

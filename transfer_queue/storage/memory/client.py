@@ -145,9 +145,10 @@ class MemoryBackend:
             if nbytes <= INLINE_BYTES:
                 await link.channel.request(Put(block_id, wait_s, scope), block.segments(), timeout_s=timeout_s)
                 return nbytes
-            extent, _ = await link.channel.request(Alloc(block_id, nbytes, wait_s, scope), timeout_s=timeout_s)
+            alloc = Alloc(block_id, nbytes, wait_s, scope, pieces=True)
+            extent, _ = await link.channel.request(alloc, timeout_s=timeout_s)
             allocated = True
-            if link.mapping is None:
+            if link.mapping is None or extent.offset < 0:
                 await link.channel.request(Fill(block_id), block.segments(), timeout_s=timeout_s)
             else:
                 await self._copy_in(block, link.mapping, extent.offset)

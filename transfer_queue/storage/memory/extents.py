@@ -97,12 +97,42 @@ class Extents:
         offset = self._find(size)
         if offset is None:
             return None
+        self._take(offset, size)
+        return offset
+
+    def _take(self, offset: int, size: int) -> None:
+        """Make the first ``size`` bytes of the hole at ``offset`` an extent in use."""
         hole = self._remove_free(offset)
         if hole > size:
             self._add_free(offset + size, hole - size)
         self._used[offset] = size
         self._used_bytes += size
-        return offset
+
+    def allocate_pieces(self, nbytes: int, most: int) -> list[tuple[int, int]] | None:
+        """(offset, bytes) of at most ``most`` new extents that have ``nbytes`` together, the largest holes first.
+
+        The last of them may be shorter than its extent. None if there are too few free bytes, or they lie in smaller
+        holes than that.
+        """
+        left = -(-nbytes // self._align) * self._align
+        if left > self.capacity - self._used_bytes:
+            return None
+        pieces: list[tuple[int, int]] = []
+        while left:
+            offset = self._find(left)
+            if offset is None:
+                offset = next(iter(self._bins[self._bin_bits.bit_length() - 1]))
+            if len(pieces) == most:
+                for taken, _ in pieces:
+                    self._recycle(taken)
+                return None
+            size = min(self._free_by_start[offset], left)
+            self._take(offset, size)
+            pieces.append((offset, size))
+            left -= size
+        offset, size = pieces[-1]
+        pieces[-1] = (offset, size - -nbytes % self._align)
+        return pieces
 
     def adopt(self, extents: Iterable[tuple[int, int]]) -> None:
         """Take these (offset, bytes) as allocated; for an allocator that has allocated nothing yet.

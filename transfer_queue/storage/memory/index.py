@@ -4,6 +4,7 @@
 
     header    magic 8 bytes, life u64, capacity u64, incarnation 16 bytes, CRC-32 of these u32
     record    what happened u8, scope u24, block u64, offset u64, bytes u64, CRC-32 of these u32    (32 bytes)
+              offset 0: the block lies in the pieces that its latest records of kind 5 name, in their order
     or        4 u8, scope u24, bytes of its name u32, place in it u32, 16 bytes of it, CRC-32 of these u32    (32 bytes)
 
 All little-endian. A scope is the partition that a block belongs to, where storage units keep tenants apart; else it is
@@ -25,27 +26,34 @@ from typing import Final, NamedTuple
 from transfer_queue.config.ownership import check_file, open_own
 from transfer_queue.errors import StartError
 
-__all__ = ["BlockIndex", "Place"]
+__all__ = ["BlockIndex", "Pieces", "Place"]
 
-_MAGIC: Final = b"TQARENA2"
+_MAGIC: Final = b"TQARENA3"
 _HEADER = struct.Struct("<8sQQ16s")
 _RECORD = struct.Struct("<IQQQ")
 _NAME = struct.Struct("<III16s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 RECORD_BYTES: Final = _RECORD.size + _CRC.size
-_ALLOCATED, _SEALED, _DROPPED, _SCOPE = 1, 2, 3, 4
+_ALLOCATED, _SEALED, _DROPPED, _SCOPE, _IN_PIECES = 1, 2, 3, 4, 5
 _PIECE: Final = 16
 _HISTORY: Final = 4096
 """Records that may be out of date before writing the log anew is considered."""
 
 
+Pieces = tuple[tuple[int, int], ...]
+"""Where a block lies: (offset, bytes), mostly one."""
+
+
 class Place(NamedTuple):
-    offset: int
-    nbytes: int
+    pieces: Pieces
     sealed: bool
     """Whether the block was acknowledged; else somebody may have been writing it."""
     scope: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self.pieces)
 
 
 class BlockIndex:
@@ -70,11 +78,14 @@ class BlockIndex:
         """Numbers of the names in the file."""
         self._pending: list[bytes] = []
         self._records = 0
+        self._needed = 0
+        """Records that the blocks of now need, but for the names."""
         self._length = 0
         self._file = -1
         try:
             if path.exists():
                 self._load(self._content(empty), log)
+            self._needed = sum(map(_count, self.blocks.values()))
             self.life += 1
             self._rewrite()
         except OSError as error:
@@ -114,6 +125,7 @@ class BlockIndex:
         pieces: dict[int, dict[int, bytes]] = {}
         lengths = {0: 0}
         scope_of: dict[int, int] = {}
+        in_pieces: dict[int, list[tuple[int, int]]] = {}
         for start in range(HEADER_BYTES, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
             raw = data[start : start + RECORD_BYTES]
             what, block, offset, nbytes = _RECORD.unpack_from(raw)
@@ -125,17 +137,25 @@ class BlockIndex:
                 _, lengths[scope], place, piece = _NAME.unpack_from(raw)
                 pieces.setdefault(scope, {})[place] = piece
                 continue
+            if what == _IN_PIECES:
+                in_pieces.setdefault(block, []).append((offset, nbytes))
+                continue
             self.blocks.pop(block, None)
-            if what != _DROPPED:
-                self.blocks[block] = Place(offset, nbytes, what == _SEALED)
-                scope_of[block] = scope
+            if what == _DROPPED:
+                continue
+            found = ((offset, nbytes),) if offset else _latest(in_pieces.pop(block, []), nbytes)
+            if sum(size for _, size in found) != nbytes:
+                damaged += 1  # of one of its pieces
+                continue
+            self.blocks[block] = Place(found, what == _SEALED)
+            scope_of[block] = scope
         nameless = self._name_scopes(scope_of, {n: _join(pieces.get(n, {}), size) for n, size in lengths.items()})
         if damaged:
-            before = len(self.blocks)
+            count = len(self.blocks)
             self._drop_overlaid()
             log(
                 f"{damaged} records of the block index {self.path} are damaged: their blocks are lost"
-                + (f", {before - len(self.blocks)} others were overwritten" if before > len(self.blocks) else "")
+                + (f", {count - len(self.blocks)} others were overwritten" if count > len(self.blocks) else "")
                 + (f", {nameless} are readable with the partition prefix '' only" if nameless else "")
             )
 
@@ -151,34 +171,41 @@ class BlockIndex:
     def _drop_overlaid(self) -> None:
         """Of blocks that overlap the latest is true: the record that freed the earlier one's place is damaged."""
         taken: list[tuple[int, int]] = []
-        for block, place in reversed(list(self.blocks.items())):
-            span = (place.offset, place.offset + place.nbytes)
+
+        def overlaps(span: tuple[int, int]) -> bool:
             at = bisect_left(taken, span)
-            if (at and taken[at - 1][1] > span[0]) or (at < len(taken) and taken[at][0] < span[1]):
+            return bool((at and taken[at - 1][1] > span[0]) or (at < len(taken) and taken[at][0] < span[1]))
+
+        for block, place in reversed(list(self.blocks.items())):
+            spans = [(offset, offset + nbytes) for offset, nbytes in place.pieces]
+            if any(map(overlaps, spans)):
                 del self.blocks[block]
             else:
-                insort(taken, span)
+                for span in spans:
+                    insort(taken, span)
 
     # --------------------------------------------------------------------------------------------------------- writing
 
-    def allocated(self, block: int, offset: int, nbytes: int, scope: str = "") -> None:
+    def allocated(self, block: int, pieces: Pieces, scope: str = "") -> None:
         """Somebody is about to write the block in place. Raises OSError."""
-        self._note(block, Place(offset, nbytes, False, scope))
+        self._note(block, Place(pieces, False, scope))
 
-    def sealed(self, block: int, offset: int, nbytes: int, scope: str = "") -> None:
+    def sealed(self, block: int, pieces: Pieces, scope: str = "") -> None:
         """The block is whole; returns once that survives the end of this process. Raises OSError."""
-        self._note(block, Place(offset, nbytes, True, scope))
+        self._note(block, Place(pieces, True, scope))
 
     def dropped(self, block: int) -> None:
         """The block is gone. Written with the next record, or by `write`."""
-        if self.blocks.pop(block, None) is not None:
+        before = self.blocks.pop(block, None)
+        if before is not None:
+            self._needed -= _count(before)
             self._pending.append(_record(_DROPPED, block, 0, 0))
 
     def write(self) -> None:
         """Write what is pending. Raises OSError, and then all of it is still pending."""
         if not self._pending:
             return
-        if self._records + len(self._pending) > _HISTORY + 4 * len(self.blocks):
+        if self._records + len(self._pending) > _HISTORY + 4 * self._needed:
             self._rewrite()
             return
         data = b"".join(self._pending)
@@ -207,6 +234,8 @@ class BlockIndex:
             self._file = -1
 
     def _note(self, block: int, place: Place) -> None:
+        before = self.blocks.get(block)
+        self._needed += _count(place) - (_count(before) if before else 0)
         self.blocks[block] = place
         self._pending += _records(block, place, self._scopes)
         self.write()
@@ -243,8 +272,26 @@ def _records(block: int, place: Place, scopes: dict[str, int]) -> list[bytes]:
         for start in range(0, len(name), _PIECE):
             records.append(_checked(_NAME.pack(what, len(name), start, name[start : start + _PIECE])))
     what = (_SEALED if place.sealed else _ALLOCATED) | scopes[place.scope] << 8
-    records.append(_record(what, block, place.offset, place.nbytes))
+    (offset, nbytes), *more = place.pieces
+    if more:
+        records += [_record(_IN_PIECES, block, *piece) for piece in place.pieces]
+        offset, nbytes = 0, place.nbytes
+    records.append(_record(what, block, offset, nbytes))
     return records
+
+
+def _count(place: Place) -> int:
+    """How many records it takes."""
+    return len(place.pieces) + (len(place.pieces) > 1)
+
+
+def _latest(pieces: list[tuple[int, int]], nbytes: int) -> Pieces:
+    """The last of ``pieces`` that have ``nbytes`` together: those before them are of a record that was damaged."""
+    found: list[tuple[int, int]] = []
+    while pieces and nbytes > 0:
+        found.append(pieces.pop())
+        nbytes -= found[-1][1]
+    return tuple(reversed(found))
 
 
 def _record(what: int, block: int, offset: int, nbytes: int) -> bytes:

@@ -23,7 +23,8 @@ from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundE
 from transfer_queue.storage.base import Peer, Served, StoreContext
 from transfer_queue.storage.memory.arena import ArenaFile
 from transfer_queue.storage.memory.extents import Extents
-from transfer_queue.storage.memory.unit import MemoryStore, _Block, select_part
+from transfer_queue.storage.memory.index import Pieces
+from transfer_queue.storage.memory.unit import MemoryStore, _Block
 from transfer_queue.wire import messages as wire
 
 __all__ = ["SpillFile", "SpillSettings", "SpillingStore", "with_spill"]
@@ -123,8 +124,8 @@ class SpillingStore(MemoryStore):
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
-    def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
-        block = super()._add(peer, number, offset, nbytes)
+    def _add(self, peer: Peer, number: int, pieces: Pieces, nbytes: int) -> _Block:
+        block = super()._add(peer, number, pieces, nbytes)
         if nbytes >= self._threshold:
             self._movable[number] = None
         return block
@@ -137,16 +138,15 @@ class SpillingStore(MemoryStore):
         else:
             self._spill.free(place)
 
-    async def _wait_for_space(self, *args: Any, **kwargs: Any) -> int:
-        nbytes = next(each for each in args if isinstance(each, int))
+    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
         while nbytes <= self._extents.capacity:
-            offset = self._extents.allocate(nbytes)
-            if offset is not None:
-                return offset
+            pieces = self._allocate(nbytes, in_pieces)
+            if pieces is not None:
+                return pieces
             if not await self._move_one():
                 break
         try:
-            return await super()._wait_for_space(*args, **kwargs)
+            return await super()._wait_for_space(peer, nbytes, wait_s, in_pieces)
         except CapacityError as error:
             raise CapacityError(f"{error}; {self._problem}" if self._problem else str(error)) from None
 
@@ -163,8 +163,8 @@ class SpillingStore(MemoryStore):
             if place is None:
                 self._report(f"ssdOffload.capacity of {self._spill.folder} is used up; raise it")
                 return False
-            lease = self._extents.lease([block.offset])
-            data = self._file.memory[block.offset : block.offset + block.nbytes]
+            lease = self._lease([block])
+            data = await self._whole(block)
             try:
                 await asyncio.get_running_loop().run_in_executor(None, self._spill.write, place, data)
             except OSError as error:
@@ -180,13 +180,13 @@ class SpillingStore(MemoryStore):
                 return True
             del self._movable[number]
             self._moved[number] = place
-            self._extents.free(block.offset)
+            self._free(block.pieces)
             self._serve_waiters()
             return True
 
     def _may_move(self, number: int) -> bool:
         block = self._blocks.get(number)
-        return block is not None and block.sealed and not self._extents.is_leased(block.offset)
+        return block is not None and block.sealed and not any(map(self._extents.is_leased, block.offsets))
 
     def _report(self, problem: str) -> None:
         if problem != self._problem:
@@ -199,7 +199,7 @@ class SpillingStore(MemoryStore):
         if isinstance(message, wire.Open) and not self._moved.keys().isdisjoint(message.blocks):
             return self._open_moved(message)
         if isinstance(message, wire.Read) and not self._moved.keys().isdisjoint(part.block for part in message.parts):
-            return self._read_moved(message)
+            return self._read_copied(message)
         return super().serve(peer, message, payload)
 
     async def _open_moved(self, message: wire.Open) -> Served:
@@ -209,29 +209,17 @@ class SpillingStore(MemoryStore):
         extents = [(place, len(each)) for place, each in zip(places, data, strict=True)]
         return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
 
-    async def _read_moved(self, message: wire.Read) -> Served:
-        data, lease = await self._bytes_of([part.block for part in message.parts])
-        try:
-            parts = [select_part(each, part) for each, part in zip(data, message.parts, strict=True)]
-        except BaseException:
-            self._release(lease)
-            raise
-        payload = [segment for segments, _ in parts for segment in segments]
-        return Served(wire.SubBlocks([nbytes for _, nbytes in parts]), payload, lambda: self._release(lease))
-
     async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
-        """All bytes of each block, and a lease on those that lie in the arena."""
+        """All bytes of each block in one piece, and a lease on those that lie in the arena."""
         blocks = [self._readable(number) for number in numbers]
         places = [self._moved.get(number) for number in numbers]
-        lease = self._extents.lease(
-            [block.offset for block, place in zip(blocks, places, strict=True) if place is None]
-        )
+        lease = self._lease(block for block, place in zip(blocks, places, strict=True) if place is None)
         loop = asyncio.get_running_loop()
         data = []
         try:
             for number, block, place in zip(numbers, blocks, places, strict=True):
                 if place is None:
-                    data.append(self._file.memory[block.offset : block.offset + block.nbytes])
+                    data.append(await self._whole(block))
                     continue
                 data.append(await loop.run_in_executor(None, self._spill.read, place))
                 if self._moved.get(number) is not place:  # freed meanwhile, and perhaps overwritten

@@ -1,4 +1,8 @@
-"""Unit side of the memory backend: blocks in one shared-memory arena."""
+"""Unit side of the memory backend: blocks in one shared-memory arena.
+
+A block lies in one piece, which clients of this host write and read in place, wherever there is a hole large enough.
+Otherwise it is stored in the largest holes there are, and sent to and from its clients as if they were on another host.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import itertools
 import os
 import secrets
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from transfer_queue.errors import CapacityError, RequestError, StartError, Stora
 from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
 from transfer_queue.storage.memory.holders import Holders
-from transfer_queue.storage.memory.index import BlockIndex
+from transfer_queue.storage.memory.index import BlockIndex, Pieces
 from transfer_queue.storage.memory.liveness import holds_lock
 from transfer_queue.wire import messages as wire
 
@@ -28,6 +32,8 @@ __all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "select_part"]
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
+_MOST_PIECES = 1 << 14
+"""Of one block: a block of 5 % of a unit finds room in holes of 1/16384 of its size on average."""
 _WAITING_PUTS = 64
 """How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
 _LIFE_BITS = 20
@@ -36,7 +42,8 @@ _LIFE_BITS = 20
 
 @dataclass(eq=False)
 class _Block:
-    offset: int
+    pieces: Pieces
+    """Where it lies. Of several pieces clients know nothing: the unit writes and reads them."""
     nbytes: int
     writer: Peer | None
     """None: of an earlier process of this unit."""
@@ -44,6 +51,10 @@ class _Block:
     filling: bool = False
     """Its bytes are arriving right now; it must not be freed under the receiver."""
     dropped: bool = False
+
+    @property
+    def offsets(self) -> list[int]:
+        return [offset for offset, _ in self.pieces]
 
 
 @dataclass(eq=False)
@@ -59,7 +70,8 @@ class _PeerState:
 @dataclass(eq=False)
 class _Waiter:
     nbytes: int
-    future: asyncio.Future[int]
+    in_pieces: bool
+    future: asyncio.Future[Pieces]
 
 
 class MemoryStore:
@@ -89,17 +101,17 @@ class MemoryStore:
 
     def _adopt(self, index: BlockIndex) -> None:
         """Take over the blocks of earlier processes. What their clients may still touch is not recycled meanwhile."""
-        self._extents.adopt((place.offset, place.nbytes) for place in index.blocks.values())
+        self._extents.adopt(piece for place in index.blocks.values() for piece in place.pieces)
         earlier = _PeerState("clients of an earlier process", 1, index.life << _LIFE_BITS)
         for number, place in index.blocks.items():
-            self._blocks[number] = _Block(place.offset, place.nbytes, None, place.sealed)
+            self._blocks[number] = _Block(place.pieces, place.nbytes, None, place.sealed)
             self._by_writer.setdefault(number >> 32, set()).add(number)
             self._holders.add(number >> 32, place.nbytes, "a client of an earlier process")
             if not place.sealed:
                 earlier.unsealed.add(number)
         self._next_lock = earlier.locks + 1
         if self._blocks:
-            earlier.leases.add(self._extents.lease([place.offset for place in index.blocks.values()]))
+            earlier.leases.add(self._lease(self._blocks.values()))
             self._ghosts.append(earlier)
             self._check_ghosts()
 
@@ -180,7 +192,7 @@ class MemoryStore:
                     f"block {message.block:#x} has {block.nbytes} bytes and is filled once, not by {nbytes}"
                 )
             block.filling = True
-            return self._file.memory[block.offset : block.offset + nbytes]
+            return self._views(block)[0] if len(block.pieces) == 1 else None
         raise RequestError(f"{type(message).__name__} takes no payload")
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
@@ -193,7 +205,7 @@ class MemoryStore:
         if isinstance(message, wire.Alloc):
             return self._alloc(peer, message)
         if isinstance(message, wire.Seal | wire.Fill):
-            return self._seal(peer, message)
+            return self._seal(peer, message, payload)
         if isinstance(message, wire.Stats):
             return Served(wire.Stored(self.stats()))
         raise RequestError(f"{type(message).__name__} is not a request of a memory storage unit")
@@ -216,54 +228,74 @@ class MemoryStore:
         if payload is None:
             raise RequestError("Put without payload")
         self._check_new(peer, message.block)
-        offset = self._try_allocate(len(payload))
-        if offset is None:
+        pieces = self._try_allocate(len(payload), True)
+        if pieces is None:
             self._awaited.add(message.block)
             return self._put_later(peer, message, payload)
-        return self._store(peer, message, payload, offset)
+        return self._store(peer, message, payload, pieces)
 
     async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
-        offset = await self._space_for(peer, message.block, len(payload), message.wait_s)
-        answer = self._store(peer, message, payload, offset)
+        pieces = await self._space_for(peer, message.block, len(payload), message.wait_s, True)
+        answer = self._store(peer, message, payload, pieces)
         return answer if isinstance(answer, Served) else await answer
 
     def _store(
-        self, peer: Peer, message: wire.Put, payload: memoryview, offset: int
+        self, peer: Peer, message: wire.Put, payload: memoryview, pieces: Pieces
     ) -> Served | Coroutine[Any, Any, Served]:
-        block = self._add(peer, message.block, offset, len(payload))
-        self._file.memory[offset : offset + len(payload)] = payload
+        block = self._add(peer, message.block, pieces, len(payload))
+        _scatter(payload, self._views(block))
         return self._make_readable(peer, message.block, block, message.scope)
 
     def _alloc(self, peer: Peer, message: wire.Alloc) -> Served | Coroutine[Any, Any, Served]:
         self._check_new(peer, message.block)
-        offset = self._try_allocate(message.nbytes)
-        if offset is None:
+        pieces = self._try_allocate(message.nbytes, message.pieces)
+        if pieces is None:
             self._awaited.add(message.block)
             return self._alloc_later(peer, message)
-        return self._reserve(peer, message, offset)
+        return self._reserve(peer, message, pieces)
 
     async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
-        offset = await self._space_for(peer, message.block, message.nbytes, message.wait_s)
-        return self._reserve(peer, message, offset)
+        pieces = await self._space_for(peer, message.block, message.nbytes, message.wait_s, message.pieces)
+        return self._reserve(peer, message, pieces)
 
-    def _reserve(self, peer: Peer, message: wire.Alloc, offset: int) -> Served:
-        self._add(peer, message.block, offset, message.nbytes)
+    def _reserve(self, peer: Peer, message: wire.Alloc, pieces: Pieces) -> Served:
+        self._add(peer, message.block, pieces, message.nbytes)
         if self._index is not None:
             try:
-                self._index.allocated(message.block, offset, message.nbytes, message.scope)
+                self._index.allocated(message.block, pieces, message.scope)
             except OSError as error:
                 raise self._refused(message.block, error) from None
-        return Served(wire.Extent(offset))
+        return Served(wire.Extent(pieces[0][0] if len(pieces) == 1 else -1))
 
-    def _seal(self, peer: Peer, message: wire.Seal | wire.Fill) -> Served | Coroutine[Any, Any, Served]:
+    def _seal(
+        self, peer: Peer, message: wire.Seal | wire.Fill, payload: memoryview | None
+    ) -> Served | Coroutine[Any, Any, Served]:
         block = self._unsealed(peer, message.block)
+        if len(block.pieces) == 1:
+            return self._filled(peer, message.block, block)
+        if payload is None:
+            raise RequestError(f"block {message.block:#x} lies in pieces: it is sent, not written in place")
+        return self._fill_pieces(peer, message.block, block, payload)
+
+    async def _fill_pieces(self, peer: Peer, number: int, block: _Block, payload: memoryview) -> Served:
+        lease = self._lease([block])  # its memory is not recycled under the copy, whatever becomes of the writer
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, _scatter, payload, self._views(block))
+        finally:
+            self._release(lease)
+        if self._unsealed(peer, number) is not block:
+            raise StorageKeyNotFoundError(f"block {number:#x} was dropped while it was written")
+        answer = self._filled(peer, number, block)
+        return answer if isinstance(answer, Served) else await answer
+
+    def _filled(self, peer: Peer, number: int, block: _Block) -> Served | Coroutine[Any, Any, Served]:
         block.filling = False
         if block.dropped:
-            self._drop(message.block)
+            self._drop(number)
             self._serve_waiters()
-            raise StorageKeyNotFoundError(f"block {message.block:#x} was dropped while it was written")
-        scope = "" if self._index is None else self._index.blocks[message.block].scope
-        return self._make_readable(peer, message.block, block, scope)
+            raise StorageKeyNotFoundError(f"block {number:#x} was dropped while it was written")
+        scope = "" if self._index is None else self._index.blocks[number].scope
+        return self._make_readable(peer, number, block, scope)
 
     def _check_new(self, peer: Peer, number: int) -> None:
         if number in self._blocks or number >> 32 != peer.writer:
@@ -275,12 +307,12 @@ class MemoryStore:
             raise StorageKeyNotFoundError(f"block {number:#x} is not being written over this connection")
         return block
 
-    def _add(self, peer: Peer, number: int, offset: int, nbytes: int) -> _Block:
+    def _add(self, peer: Peer, number: int, pieces: Pieces, nbytes: int) -> _Block:
         state = self._peers.get(peer)
         if state is None or number in self._blocks:  # after a wait: the writer is gone, or asked twice
-            self._return(offset)
+            self._return(pieces)
             raise RequestError(f"block {number:#x} exists already, or its writer is gone")
-        block = self._blocks[number] = _Block(offset, nbytes, peer)
+        block = self._blocks[number] = _Block(pieces, nbytes, peer)
         self._by_writer.setdefault(number >> 32, set()).add(number)
         self._holders.add(number >> 32, nbytes, state.name)
         state.unsealed.add(number)
@@ -292,7 +324,7 @@ class MemoryStore:
         """The acknowledgement, which waits for what the durability asks."""
         if self._index is not None:
             try:
-                self._index.sealed(number, block.offset, block.nbytes, scope)
+                self._index.sealed(number, block.pieces, scope)
             except OSError as error:
                 raise self._refused(number, error) from None
         block.sealed = True
@@ -339,32 +371,67 @@ class MemoryStore:
 
     def _give_back(self, number: int, block: _Block) -> None:
         """Recycle the memory of a dropped block."""
-        self._extents.free(block.offset)
+        self._free(block.pieces)
+
+    def _free(self, pieces: Pieces) -> None:
+        for offset, _ in pieces:
+            self._extents.free(offset)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def _open(self, peer: Peer, message: wire.Open) -> Served:
         blocks = [self._readable(number) for number in message.blocks]
-        lease = self._extents.lease([block.offset for block in blocks])
-        if sum(block.nbytes for block in blocks) <= INLINE_BYTES:  # cheaper to send than to lease
-            data = [self._file.memory[block.offset : block.offset + block.nbytes] for block in blocks]
-            places = itertools.accumulate((block.nbytes for block in blocks[:-1]), initial=0)
-            extents = [(place, block.nbytes) for place, block in zip(places, blocks, strict=True)]
-            return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
-        self._peers[peer].leases.add(lease)
-        return Served(wire.Extents(lease, [(block.offset, block.nbytes) for block in blocks]))
+        lease = self._lease(blocks)
+        # Small ones are cheaper to send than to lease.
+        if sum(block.nbytes for block in blocks) > INLINE_BYTES and all(len(block.pieces) == 1 for block in blocks):
+            self._peers[peer].leases.add(lease)
+            return Served(wire.Extents(lease, [block.pieces[0] for block in blocks]))
+        data = [view for block in blocks for view in self._views(block)]
+        places = itertools.accumulate((block.nbytes for block in blocks[:-1]), initial=0)
+        extents = [(place, block.nbytes) for place, block in zip(places, blocks, strict=True)]
+        return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
 
-    def _read(self, message: wire.Read) -> Served:
+    def _read(self, message: wire.Read) -> Served | Coroutine[Any, Any, Served]:
         blocks = [self._readable(part.block) for part in message.parts]
-        payload: list[memoryview] = []
-        sizes = []
-        for block, part in zip(blocks, message.parts, strict=True):
-            data = self._file.memory[block.offset : block.offset + block.nbytes]
-            segments, nbytes = select_part(data, part)
-            payload += segments
-            sizes.append(nbytes)
-        lease = self._extents.lease([block.offset for block in blocks])
-        return Served(wire.SubBlocks(sizes), payload, lambda: self._release(lease))
+        if any(len(block.pieces) > 1 for block in blocks):
+            return self._read_copied(message)
+        parts = [select_part(self._views(block)[0], part) for block, part in zip(blocks, message.parts, strict=True)]
+        return self._parts(parts, self._lease(blocks))
+
+    async def _read_copied(self, message: wire.Read) -> Served:
+        data, lease = await self._bytes_of([part.block for part in message.parts])
+        try:
+            parts = [select_part(each, part) for each, part in zip(data, message.parts, strict=True)]
+        except BaseException:
+            self._release(lease)
+            raise
+        return self._parts(parts, lease)
+
+    def _parts(self, parts: list[tuple[list[memoryview], int]], lease: int) -> Served:
+        payload = [segment for segments, _ in parts for segment in segments]
+        return Served(wire.SubBlocks([nbytes for _, nbytes in parts]), payload, lambda: self._release(lease))
+
+    async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
+        """All bytes of each block in one piece, copied if they lie in several, and a lease on the blocks."""
+        blocks = [self._readable(number) for number in numbers]
+        lease = self._lease(blocks)
+        try:
+            return [await self._whole(block) for block in blocks], lease
+        except BaseException:
+            self._release(lease)
+            raise
+
+    async def _whole(self, block: _Block) -> memoryview:
+        views = self._views(block)
+        if len(views) == 1:
+            return views[0]
+        return memoryview(await asyncio.get_running_loop().run_in_executor(None, b"".join, views))
+
+    def _views(self, block: _Block) -> list[memoryview]:
+        return [self._file.memory[offset : offset + nbytes] for offset, nbytes in block.pieces]
+
+    def _lease(self, blocks: Iterable[_Block]) -> int:
+        return self._extents.lease([offset for block in blocks for offset in block.offsets])
 
     def _release(self, lease: int) -> None:
         if self._extents.release(lease):
@@ -378,26 +445,34 @@ class MemoryStore:
 
     # ------------------------------------------------------------------------------------------------------------ space
 
-    def _try_allocate(self, nbytes: int) -> int | None:
+    def _try_allocate(self, nbytes: int, in_pieces: bool) -> Pieces | None:
         """Space now, unless others have been waiting for longer."""
-        return self._extents.allocate(nbytes) if not self._waiters else None
+        return None if self._waiters else self._allocate(nbytes, in_pieces)
 
-    async def _space_for(self, peer: Peer, number: int, nbytes: int, wait_s: float) -> int:
+    def _allocate(self, nbytes: int, in_pieces: bool) -> Pieces | None:
+        """Space in one piece, or else, with ``in_pieces``, in the largest holes there are."""
+        offset = self._extents.allocate(nbytes)
+        if offset is not None:
+            return ((offset, nbytes),)
+        pieces = self._extents.allocate_pieces(nbytes, _MOST_PIECES) if in_pieces else None
+        return None if pieces is None else tuple(pieces)
+
+    async def _space_for(self, peer: Peer, number: int, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
         try:
-            offset = await self._wait_for_space(peer, nbytes, wait_s)
+            pieces = await self._wait_for_space(peer, nbytes, wait_s, in_pieces)
             if number not in self._awaited:
-                self._return(offset)
+                self._return(pieces)
                 raise RequestError(f"block {number:#x} was given up while it waited for space")
-            return offset
+            return pieces
         finally:
             self._awaited.discard(number)
 
-    def _return(self, offset: int) -> None:
+    def _return(self, pieces: Pieces) -> None:
         """Give back space that came too late."""
-        self._extents.free(offset)
+        self._free(pieces)
         self._serve_waiters()
 
-    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float) -> int:
+    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
         problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
         if nbytes > self._extents.capacity:
             raise CapacityError(f"{problem}: its capacity is {self._extents.capacity}; put smaller batches")
@@ -407,7 +482,7 @@ class MemoryStore:
         if state is None or state.waiting >= _WAITING_PUTS:
             raise CapacityError(f"{problem}: {_WAITING_PUTS} puts of this client wait for space already")
         state.waiting += 1
-        waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(nbytes, in_pieces, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
             await asyncio.wait([waiter.future], timeout=wait_s)  # wait_for would lose space that comes with the timeout
@@ -426,17 +501,19 @@ class MemoryStore:
     def _usage(self) -> str:
         stats = self._extents.stats()
         readers = [state.name for state in [*self._peers.values(), *self._ghosts] if state.leases]
-        return f"{stats.used} of {stats.capacity} are used ({self._holders.describe(stats.leased_bytes, readers)})"
+        free = f", {stats.free} are free, {stats.largest_free} of them in the largest piece" if stats.free else ""
+        holders = self._holders.describe(stats.leased_bytes, readers)
+        return f"{stats.used} of {stats.capacity} bytes are used{free} ({holders})"
 
     def _serve_waiters(self) -> None:
         """First come, first served: small blocks may not starve a large one."""
         while self._waiters and not self._closed:
             waiter = self._waiters[0]
             if not waiter.future.done():
-                offset = self._extents.allocate(waiter.nbytes)
-                if offset is None:
+                pieces = self._allocate(waiter.nbytes, waiter.in_pieces)
+                if pieces is None:
                     return
-                waiter.future.set_result(offset)
+                waiter.future.set_result(pieces)
             self._waiters.popleft()
 
     # ----------------------------------------------------------------------------------------------------- lost clients
@@ -465,7 +542,7 @@ class MemoryStore:
             if block is not None:
                 self._by_writer[number >> 32].discard(number)
                 self._holders.remove(number >> 32, block.nbytes)
-                self._extents.free(block.offset)
+                self._free(block.pieces)
                 if self._index is not None:
                     self._index.dropped(number)
         self._write_drops()
@@ -477,6 +554,14 @@ class MemoryStore:
                 self._index.write()
             except OSError as error:  # they are written with the next record
                 self._context.log(f"the block index in {self._context.directory} takes no more: {error.strerror}")
+
+
+def _scatter(data: memoryview, pieces: Sequence[memoryview]) -> None:
+    """Copy ``data`` into the pieces, one after the other."""
+    start = 0
+    for piece in pieces:
+        piece[:] = data[start : start + len(piece)]
+        start += len(piece)
 
 
 def select_part(data: memoryview, part: wire.ReadPart) -> tuple[list[memoryview], int]:
