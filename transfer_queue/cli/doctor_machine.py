@@ -184,7 +184,11 @@ def shared_memory(subject: Subject) -> Iterator[Finding]:
     grow = f"mount {folder} larger (docker run --shm-size, a Kubernetes emptyDir of medium Memory)"
     if needed > usage.free:
         fix = f"lower spec.storage.capacity or replicas, or {grow}"
-        yield fail("shared memory", f"{text}, but the storage units need {human_bytes(needed)}", fix)
+        problem = f"{text}, but the storage units need {human_bytes(needed)}"
+        if subject.plan is not None and subject.plan.controller.durability == "none":
+            yield warn("shared memory", f"{problem}: rows will be kept in files, which is slower", fix)
+        else:
+            yield fail("shared memory", problem, fix)
     elif usage.total <= _DOCKER_SHM:
         yield warn("shared memory", f"{text}: only small blocks will go through it", grow)
     else:

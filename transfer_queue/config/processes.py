@@ -118,6 +118,8 @@ class StorageUnitConfig(Document):
     node the directory has to outlive the machine."""
     prefault: bool = True
     """Touch the arena's pages in the background after start."""
+    reserve: bool = False
+    """Give the arena its place at the start, so that no write meets a full disk. For a ``directory`` on a disk."""
     timing: Timing = Timing()
     security: ServerSecurity = ServerSecurity()
     """The same policy and tokens as the controller's."""

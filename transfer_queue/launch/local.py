@@ -35,6 +35,9 @@ __all__ = ["LocalStack", "default_plan"]
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
+MIB = 1 << 20
+_LEFT_FREE = 1 << 30
+"""Bytes of a disk that arenas leave to others."""
 _LIFE = timedelta(days=3650)
 """Of certificates, which are made anew with each start."""
 Progress = Callable[[str, float], None]
@@ -92,6 +95,8 @@ class LocalStack:
 
     def _choose_folders(self) -> None:
         durability = self.plan.controller.durability
+        if durability == "none":
+            self._choose_arenas()
         if durability == "none" or self.plan.controller.journal is not None:
             return
         shared = SHARED_MEMORY / f"transferqueue-{os.getuid()}" / self.plan.name
@@ -109,6 +114,26 @@ class LocalStack:
                 "spec.controller.shards back, or remove the folder to start with an empty queue"
             )
         self.plan = self.plan.with_folders(journal, arenas)
+
+    def _choose_arenas(self) -> None:
+        """Where shared memory has no room for the arenas, they become files in the page cache."""
+        needed = sum(unit.capacity for unit in self.plan.units if unit.backend.kind == "simple")
+        free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+        on_disk = shutil.disk_usage(self.directory).free
+        if needed <= free:
+            return
+        advice = (
+            f"enlarge {SHARED_MEMORY} (docker run --shm-size={-(-needed // MIB) + 64}m; in a pod an emptyDir of medium "
+            f"Memory, mounted there), or lower the capacity of storage units (spec.storage.capacity; of init(): "
+            "backend.SimpleStorage.unit_capacity)"
+        )
+        problem = f"{SHARED_MEMORY} has {free // MIB} MiB free, and the storage units take {needed // MIB} MiB"
+        if needed > on_disk - _LEFT_FREE:
+            raise StartError(f"{problem}; {self.directory}, with {on_disk // MIB} MiB, has no room either: {advice}")
+        arenas = self.directory / "arenas"
+        private_folder(arenas, fix="remove it")
+        log.warning("%s: rows are kept in files below %s instead, which is slower; %s", problem, arenas, advice)
+        self.plan = self.plan.with_arenas_on_disk(arenas)
 
     def _controller_ports(self) -> list[int]:
         """Every controller has to know the ports of all of them, so that they are chosen before the start."""

@@ -96,6 +96,11 @@ class LocalPlan:
             units=tuple(unit.model_copy(update={"directory": str(arenas)}) for unit in self.units),
         )
 
+    def with_arenas_on_disk(self, folder: Path) -> LocalPlan:
+        """The plan with the memory of storage units in files below ``folder``, which is not on a tmpfs."""
+        update = {"directory": str(folder), "prefault": False, "reserve": True}
+        return replace(self, units=tuple(unit.model_copy(update=update) for unit in self.units))
+
     def controllers(self, ports: Sequence[int]) -> list[ControllerConfig]:
         """The controllers; of several, each listens at its own of ``ports`` and has its share of the rows."""
         one = self.controller

@@ -400,7 +400,7 @@ class ControllerLinks:
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     capacity = arena_bytes(config)
-    settings: dict[str, Any] = {"prefault": config.prefault, **config.backend.settings}
+    settings: dict[str, Any] = {"prefault": config.prefault, "reserve": config.reserve, **config.backend.settings}
     if capacity > config.capacity:
         settings["prefault"] = config.capacity if config.prefault else False
         log.warning(

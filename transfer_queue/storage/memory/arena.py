@@ -132,8 +132,9 @@ class ArenaFile:
         if available < self.nbytes:
             raise StartError(
                 f"{folder} has {available // MIB} MiB free, and an arena at {self.path} needs "
-                f"{-(-self.nbytes // MIB)} MiB: lower the storage capacity or enlarge {folder} (mount -o "
-                "remount,size=...; in a pod: an emptyDir of medium Memory with a larger sizeLimit)"
+                f"{-(-self.nbytes // MIB)} MiB: lower the storage capacity (spec.storage.capacity; of init(): "
+                f"backend.SimpleStorage.unit_capacity) or enlarge {folder} (docker run --shm-size=...; in a pod: an "
+                "emptyDir of medium Memory with a larger sizeLimit; else: mount -o remount,size=...)"
             )
 
     def _make(self, handle: int) -> None:

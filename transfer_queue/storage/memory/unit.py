@@ -593,7 +593,7 @@ async def open_store(context: StoreContext) -> MemoryStore:
         return _open_kept(context)
     remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
-    file = ArenaFile(context.capacity, path)
+    file = ArenaFile(context.capacity, path, reserve=context.settings.get("reserve", False))
     if prefault := context.settings.get("prefault", True):
         file.start_prefault(most=None if prefault is True else prefault)
     if "ssdOffload" in context.settings:
