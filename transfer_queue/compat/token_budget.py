@@ -10,10 +10,24 @@ from transfer_queue.sampler.planned import check_positive
 __all__ = ["StreamingTokenBudgetSampler"]
 
 
+class _Counted:
+    """A partition in whose tags every row has its ``total_lengths``: ``default`` where it is absent."""
+
+    def __init__(self, partition: Any, default: int) -> None:
+        self._partition = partition
+        self._default = default
+        self.production_done = getattr(partition, "production_done", False)
+
+    def get_custom_meta(self, global_indexes: list[int]) -> dict[int, dict[str, Any]]:
+        found = {} if self._partition is None else self._partition.get_custom_meta(global_indexes)
+        return {index: {"total_lengths": self._default, **found.get(index, {})} for index in global_indexes}
+
+
 class StreamingTokenBudgetSampler(GRPOGroupNSampler):
-    """With ``token_budget`` in the sampling config as `TokenBudgetSampler`, row by row, for ``dp_size`` ranks of the
-    config; unless ``allow_underfill`` is false there, what does not fill the budget is handed out, too, once there is
-    a row for each rank. Without a budget as `GRPOGroupNSampler`.
+    """With ``token_budget`` in the sampling config as `TokenBudgetSampler`, in whole groups, for ``dp_size`` ranks of
+    the config; a row without the tag ``total_lengths`` counts as the whole budget. Unless ``allow_underfill`` is false
+    there, what does not fill the budget is handed out, too, once there is a group for each rank. Without a budget as
+    `GRPOGroupNSampler`.
 
     ``balance_unit_multiplier`` is checked and has no further effect: all ready rows are balanced.
     """
@@ -21,15 +35,16 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
     def __init__(self, n_samples_per_prompt: int = 1, balance_unit_multiplier: int = 1) -> None:
         super().__init__(n_samples_per_prompt)
         self.balance_unit_multiplier = check_positive("balance_unit_multiplier", balance_unit_multiplier)
-        self._by_tokens = TokenBudgetSampler(token_budget=1)
+        self._by_tokens = TokenBudgetSampler(token_budget=1, n_samples_per_prompt=n_samples_per_prompt)
 
     def sample(
         self, ready_indexes: list[int], batch_size: int, *args: Any, **kwargs: Any
     ) -> tuple[list[int], list[int]]:
-        if kwargs.get("token_budget") is None:
+        budget = kwargs.get("token_budget")
+        if budget is None:
             return super().sample(ready_indexes, batch_size, **kwargs)
-        underfill = kwargs.get("allow_underfill", True)
-        return self._by_tokens.sample(ready_indexes, 0, **{**kwargs, "flush": underfill})
+        options = {"flush": kwargs.get("allow_underfill", True), "partition": _Counted(kwargs.get("partition"), budget)}
+        return self._by_tokens.sample(ready_indexes, 0, **{**kwargs, **options})
 
     def has_cached_result(
         self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None

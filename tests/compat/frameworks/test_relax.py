@@ -171,7 +171,7 @@ def test_a_stream_of_token_budgets_is_drained_once_its_last_put_says_so(by_token
     first, second = [[micro_batch(rank, 0) for rank in range(ranks)] for _ in range(2)]  # stages of a pipeline
     assert [meta.global_indexes for meta in first] == [meta.global_indexes for meta in second]
     assert [sum(tag["total_lengths"] for tag in meta.custom_meta) for meta in first] == [10, 9]
-    asyncio.run(produce([3, 2, 7, 1, 9], is_last=True))
+    asyncio.run(produce([3, 2, 7, 1, 9, 1], is_last=True))
     assert asyncio.run(client.async_check_production_completed(name))
     assert not asyncio.run(client.async_check_stream_drained("actor_train", name))
     seen = [index for meta in first for index in meta.global_indexes]
@@ -180,9 +180,10 @@ def test_a_stream_of_token_budgets_is_drained_once_its_last_put_says_so(by_token
             meta = micro_batch(rank, number)
             lengths = [tag["total_lengths"] for tag in meta.custom_meta]
             assert sum(lengths) <= 10
+            assert len(lengths) % 2 == 0
             assert not lengths or client.get_data(meta)["tokens"].offsets().diff().tolist() == lengths
             seen += meta.global_indexes
-    assert len(seen) == len(set(seen)) == 9
+    assert len(seen) == len(set(seen)) == 10
     assert asyncio.run(client.async_check_stream_drained("actor_train", name))
 
     advantages = client.get_meta(["tokens"], 4, name, task_name="compute_advantages", sampling_config={"dp_rank": 0})
