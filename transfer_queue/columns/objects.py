@@ -26,8 +26,9 @@ def batch_encode_into(
     """Encode each object into a buffer of its own; ``batch_decode_from`` of the buffers gives the objects back.
 
     ``alloc_buff_func`` is called once, with the bytes each object needs, and returns one writable buffer for each, of
-    at least that size, anywhere in memory (slices of one registered buffer, say). The caller owns the buffers and keeps
-    them alive as long as they are used. Tensors and arrays are copied once, straight into their buffer.
+    at least that size, anywhere in memory: slices of one registered buffer, say, or uint8 tensors of the CPU. The
+    caller owns the buffers and keeps them alive as long as they are used. Tensors and arrays are copied once, straight
+    into their buffer.
 
     ``num_workers``: threads that copy. Only the copying of large buffers releases the GIL, so more than one is used
     from 16 MiB in total on; below that, starting threads costs more than they gain. Safe to call from many threads.
@@ -46,20 +47,27 @@ def batch_encode_into(
         raise InvalidInputError(f"alloc_buff_func gave {len(buffers)} buffers for {len(encoded)} objects")
     if num_workers == 1 or sum(sizes) < PARALLEL_BYTES:
         for buffer, frames in zip(buffers, encoded, strict=True):
-            pack_into(buffer, frames)
+            pack_into(_memory(buffer), frames)
     else:
         with ThreadPoolExecutor(num_workers, thread_name_prefix="tq-pack") as pool:
             # Consuming the results raises what a worker raised.
-            list(pool.map(pack_into, buffers, encoded))
+            list(pool.map(pack_into, map(_memory, buffers), encoded))
     return buffers, sizes
 
 
-def batch_decode_from(buffers: Sequence[Buffer], *, allow_pickle: bool = True) -> list[Any]:
-    """The objects in ``buffers``, which may be longer than what was written. They own their memory.
+def batch_decode_from(source_buffers: Sequence[Buffer], *, allow_pickle: bool = True) -> list[Any]:
+    """The objects in ``source_buffers``, uint8 tensors of the CPU among them. They own their memory.
+
+    A buffer may be longer than what was written to it.
 
     Raises CorruptBlockError for damaged buffers, InvalidTypeError for pickled objects without ``allow_pickle``.
     """
     return [
-        decode_frames([as_bytes(frame) for frame in unpack_from(buffer)], allow_pickle=allow_pickle)
-        for buffer in buffers
+        decode_frames([as_bytes(frame) for frame in unpack_from(_memory(buffer))], allow_pickle=allow_pickle)
+        for buffer in source_buffers
     ]
+
+
+def _memory(buffer: Any) -> Any:
+    """What a tensor of the CPU lies in; other buffers as they are."""
+    return buffer.numpy() if hasattr(buffer, "numpy") else buffer

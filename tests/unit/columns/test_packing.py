@@ -73,6 +73,15 @@ def test_what_is_decoded_outlives_its_buffer() -> None:
     decoded["a"] += 1
 
 
+def test_buffers_may_be_tensors() -> None:
+    buffers, sizes = batch_encode_into(
+        [{"t": torch.arange(9)}], lambda sizes: [torch.empty(sizes[0], dtype=torch.uint8)]
+    )
+    assert buffers[0].shape == (sizes[0],)
+    (found,) = batch_decode_from(source_buffers=buffers)
+    assert found["t"].tolist() == list(range(9))
+
+
 def test_the_allocator_is_asked_once_with_the_size_of_each_object() -> None:
     asked: list[list[int]] = []
 
