@@ -454,7 +454,7 @@ BATCH = tq.BatchMeta([3, 4], ["p", "p"], {"x": {"dtype": None, "shape": (1,)}})
 KEYED = tq.KVBatchMeta(["a", "b"], [{}, {}], "p", ["x"])
 METADATA: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("batch lengths", lambda: tq.BatchMeta([1], []), ValueError, "partition_ids"),
-    ("batch tags", lambda: tq.BatchMeta([1], ["p"], custom_meta=[]), ValueError, "custom_meta"),
+    ("batch tags", lambda: tq.BatchMeta([1], ["p"], custom_meta=[{}, {}]), ValueError, "custom_meta"),
     ("batch status", lambda: tq.BatchMeta([1], ["p"], production_status=[1, 1]), ValueError, "production_status"),
     ("batch samples", lambda: tq.BatchMeta(samples=[5]), ValueError, "samples"),  # type: ignore[list-item]
     ("batch index", lambda: BATCH[[0]], TypeError, "integers or slices"),  # type: ignore[index]

@@ -185,7 +185,7 @@ manager = tq.get_client().storage_manager
 assert type(manager).__name__ == "AsyncSimpleStorageManager", manager
 tq.get_client().close()
 tq.init()
-assert tq.kv_batch_get("a", "p")["x"].tolist() == [[1.0] * 3]
+assert tq.kv_batch_get("a", "p")["x"][0].tolist() == [1.0] * 3
 tq.close()
 assert "transfer_queue.runtime" not in children(), children()
 """

@@ -17,8 +17,9 @@ _PAGE = 1 << 20
 
 
 def arena_bytes(config: StorageUnitConfig) -> int:
-    """``capacity``, or the share ``memory_share`` of what is free now, where that is more."""
-    if not config.memory_share:
+    """``capacity``, or the share ``memory_share`` of what is free now, where that is more and need not be
+    reserved."""
+    if not config.memory_share or config.reserve:
         return config.capacity
     share = int(free_memory(config.directory) * config.memory_share)
     return max(config.capacity, share // _PAGE * _PAGE)

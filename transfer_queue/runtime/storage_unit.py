@@ -400,9 +400,9 @@ class ControllerLinks:
 async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     """Run a storage unit until ``stop`` is set."""
     capacity = arena_bytes(config)
-    settings: dict[str, Any] = {"prefault": config.prefault, "reserve": config.reserve, **config.backend.settings}
+    arena: dict[str, Any] = {"prefault": config.prefault, "reserve": config.reserve}
     if capacity > config.capacity:
-        settings["prefault"] = config.capacity if config.prefault else False
+        arena["prefault"] = config.capacity if config.prefault else False
         log.warning(
             "%s has no limit of its own and may use %d MiB, %g of the memory that is free here; unit_capacity sets one",
             config.name,
@@ -412,7 +412,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     context = StoreContext(
         config.name,
         capacity,
-        settings,
+        {**arena, **config.backend.settings} if config.backend.kind == "simple" else config.backend.settings,
         config.directory,
         config.durability,
         log.warning,
