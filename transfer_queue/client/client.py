@@ -17,6 +17,7 @@ from transfer_queue.client.manager import (
     ClientStorageManager,
     check_manager_config,
     check_registered,
+    join_store,
     join_units,
     manager_layout,
     manager_of_backend,
@@ -67,6 +68,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             if value is not None and check_count(name, value) < 1:
                 raise InvalidInputError(f"{name} must be at least 1, not {value}; it has no further effect")
         self.client_id = check_text("client_id", client_id)
+        self._controller_info = controller_info
         self.config = _attach_config(controller_info)
         self._options = ClientOptions.of(self.config)
         self._tracer = _tracer(self._options)
@@ -192,6 +194,9 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
+        if join_store(manager_type, config, self._controller_info):
+            self._io.wait(self._engine.close(), timeout_s=5.0)  # of the controller that started again
+            self._attach()
         check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0])
         missing = missing_fields(self.config.missing_fields, compatible=True)

@@ -41,6 +41,15 @@ MANAGER_TYPES: dict[str, tuple[str, ...]] = {
 """Backend -> its names from 0.1.6 on, and in 0.1.5."""
 _SECTIONS = {"simple": "SimpleStorage", "mooncake": "MooncakeStore", "yuanrong": "Yuanrong", "ray": "RayStore"}
 """Backend -> its section of the settings."""
+_STORE_SETTINGS = (
+    "metadata_server",
+    "master_server_address",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "device_name",
+)
+"""Of the configuration of a Mooncake manager: what its store is."""
 _BUILT_IN_CLIENTS = {"MooncakeStoreClient", "MooncakeStorageClient", "YuanrongStorageClient", "RayStorageClient"}
 """What ``client_name`` of a ``KVStorageManager`` is where 0.1.x keeps rows in a backend of its own."""
 
@@ -129,16 +138,35 @@ def join_units(config: Mapping[str, Any], controller: str) -> None:
             _join(info, controller)
 
 
+def join_store(manager_type: str, config: Mapping[str, Any], controller: object) -> bool:
+    """Tell a controller that its program made where the Mooncake store of ``config`` is, which keeps its rows then.
+
+    False where it cannot be told, or ``config`` names no master, or storage units. Raises as `join_units`.
+    """
+    units = config.get("zmq_info") or config.get("storage_unit_infos")
+    if manager_type not in MANAGER_TYPES["MooncakeStore"] or units or not config.get("master_server_address"):
+        return False
+    if not isinstance(controller, ZMQServerInfo) or JOIN_PORT_NAME not in controller.ports:
+        return False
+    section = {name: config[name] for name in _STORE_SETTINGS if config.get(name) is not None}
+    _ask(controller, {"mooncake": section})
+    return True
+
+
 def _join(info: ZMQServerInfo, controller: str) -> None:
+    _ask(info, {"controller": controller})
+
+
+def _ask(info: ZMQServerInfo, asked: dict[str, Any]) -> None:
     try:
         with socket.create_connection((info.ip, info.ports[JOIN_PORT_NAME]), timeout=_JOIN_S) as connection:
-            connection.sendall(json.dumps({"controller": controller}).encode() + b"\n")
+            connection.sendall(json.dumps(asked).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 answer = json.loads(stream.readline() or b'{"error": "no answer"}')
     except (OSError, ValueError) as error:
-        raise ConnectionLostError(f"storage unit {info.id} at {info.address(JOIN_PORT_NAME)}: {error}") from None
+        raise ConnectionLostError(f"{info.id} at {info.address(JOIN_PORT_NAME)}: {error}") from None
     if "error" in answer:
-        raise StartError(f"storage unit {info.id}: {answer['error']}")
+        raise StartError(f"{info.id}: {answer['error']}")
 
 
 def manager_layout(manager_type: str, config: Mapping[str, Any]) -> Literal["jagged", "dense"] | None:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transfer_queue.compat.utilities import get_node_ip_address
+from transfer_queue.config.attach import parse_address
 from transfer_queue.config.document import parse_bytes
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.errors import InvalidInputError, InvalidTypeError
+from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
+from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError
 from transfer_queue.launch.actor_class import ActorClass, SimpleStorageUnit, TransferQueueController
-from transfer_queue.launch.conf import sampler_choice
+from transfer_queue.launch.conf import mooncake_plan, sampler_choice
 from transfer_queue.launch.controller_calls import ControllerCalls
+from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.launch.unit_host import UnitHost
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -47,9 +51,10 @@ class ControllerHost(ControllerCalls):
             sampler if isinstance(sampler, type) else type(sampler), BaseSampler
         ):
             raise InvalidTypeError(f"sampler must be a BaseSampler, its class or its name, not {sampler!r}")
-        config = ControllerConfig(
+        self._host = host or get_node_ip_address()
+        config = self._settings = ControllerConfig(
             name="queue",
-            host=host or get_node_ip_address(),
+            host=self._host,
             port=0,
             metrics_port=0,
             sampler=sampler_choice(sampler),
@@ -58,6 +63,10 @@ class ControllerHost(ControllerCalls):
         super().__init__()
         self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._server = ServerProcess("controller", "transfer_queue.runtime.controller", config, self._directory)
+        self._store: dict[str, Any] | None = None
+        self._unit: ServerProcess | None = None
+        self._lock = threading.Lock()
+        self._joining = JoinListener("controller", self._host, self._join)
         started = False
         try:
             for _ in wait_until_serving([self._server], _START_S):
@@ -66,13 +75,48 @@ class ControllerHost(ControllerCalls):
             if not started:
                 self.shutdown()
 
+    def get_zmq_server_info(self) -> ZMQServerInfo:
+        """Where the controller answers, and where it can be told its store."""
+        info = super().get_zmq_server_info()
+        return ZMQServerInfo(info.role, info.id, info.ip, {**info.ports, JOIN_PORT_NAME: self._joining.port})
+
+    def _join(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Keep the queue's rows in the Mooncake store of ``asked["mooncake"]`` from now on: a section of settings that
+        names a master. The first one wins; the same one may be named again."""
+        section = dict(asked["mooncake"])
+        with self._lock:
+            if self._store is None:
+                self._move_to(section)
+                self._store = section
+            elif section != self._store:
+                raise ConfigError(f"the queue keeps its rows in the store {self._store}, not in {section}")
+        return {"address": self._server.address["address"]}
+
+    def _move_to(self, section: dict[str, Any]) -> None:
+        """Start again on Mooncake, at the same address, with one storage unit, which owns a segment."""
+        address = str(self._server.address["address"])
+        plan = mooncake_plan(section)
+        self.close_client()
+        stop_all([self._server])
+        port = parse_address(address)[1]
+        update = {"backend": plan.controller.backend, "port": port, "expected_units": 1}
+        self._server = ServerProcess(
+            "controller", "transfer_queue.runtime.controller", self._settings.model_copy(update=update), self._directory
+        )
+        unit = plan.unit_configs(address)[0].model_copy(update={"host": self._host})
+        for _ in wait_until_serving([self._server], _START_S):
+            self._unit = ServerProcess(unit.name, "transfer_queue.runtime.storage_unit", unit, self._directory)
+            for _ in wait_until_serving([self._unit], _START_S):
+                pass
+
     def server_address(self) -> dict[str, Any]:
         return self._server.address
 
     def shutdown(self) -> None:
         """End the controller. Idempotent."""
+        self._joining.close()
         self.close_client()
-        stop_all([self._server])
+        stop_all([self._server] if self._unit is None else [self._unit, self._server])
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

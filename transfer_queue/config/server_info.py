@@ -22,7 +22,7 @@ __all__ = [
 CONTROLLER_PORT_NAME = "request_handle_socket"
 UNIT_PORT_NAME = "put_get_socket"
 JOIN_PORT_NAME = "join_socket"
-"""Of a storage unit that has yet to be told its controller."""
+"""Of a server that has yet to be told something: a storage unit its controller, a controller its store."""
 
 
 class ExplicitEnum(str, Enum):

@@ -32,6 +32,7 @@ from transfer_queue.storage.registry import packaged_backends
 __all__ = [
     "MissingSectionError",
     "merge_settings",
+    "mooncake_plan",
     "plan_queue",
     "ray_settings",
     "sampler_choice",
@@ -122,6 +123,17 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         return _with_spill(plan, simple.ssd_offload)
     plan = plan.with_backend_kind(_KINDS[kind])
     return with_mooncake(plan, merged.backend.MooncakeStore, in_ray=allow_ray) if kind == "MooncakeStore" else plan
+
+
+def mooncake_plan(section: Mapping[str, Any]) -> LocalPlan:
+    """A queue of one storage unit on the Mooncake master that ``section`` names, as ``backend.MooncakeStore`` has it.
+
+    Raises ConfigError.
+    """
+    merged = merge_settings({"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": dict(section)}})
+    merged.backend.MooncakeStore.auto_init = False
+    merged.backend.SimpleStorage.num_data_storage_units = 1
+    return plan_queue(merged, allow_ray=True)
 
 
 def _with_manager(plan: LocalPlan, name: str, section: Any) -> LocalPlan:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
-import socket
 import tempfile
 import threading
 from pathlib import Path
@@ -15,12 +12,12 @@ from transfer_queue.config.attach import parse_address
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 
 __all__ = ["UnitHost"]
 
 _START_S = 60.0
-_LINE_BYTES = 4096
 _SHARE = 1 / 8
 """How many units of the program share the machine is not known; 0.1.x programs make up to eight."""
 
@@ -40,16 +37,11 @@ class UnitHost:
         self._lock = threading.Lock()
         self._controller = ""
         self._unit: ServerProcess | None = None
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
-        self._thread = threading.Thread(target=self._serve, name="tq-join", daemon=True)
-        self._thread.start()
+        self._joining = JoinListener(name, host, lambda asked: {"address": self.join(str(asked["controller"]))})
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
         """Where to tell it its controller."""
-        return ZMQServerInfo(
-            Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: int(self._listener.getsockname()[1])}
-        )
+        return ZMQServerInfo(Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: self._joining.port})
 
     def join(self, controller: str) -> str:
         """Run the unit of the controller at ``controller`` (host:port); returns the unit's own address.
@@ -76,31 +68,9 @@ class UnitHost:
 
     def shutdown(self) -> None:
         """End the unit. Idempotent."""
-        with contextlib.suppress(OSError):  # closed before
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread; closing alone would not
-        self._listener.close()
-        self._thread.join()
+        self._joining.close()
         with self._lock:
             if self._unit is not None:
                 stop_all([self._unit])
                 self._unit = None
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # shut down
-                return
-            with connection, connection.makefile("rwb") as stream:
-                connection.settimeout(_START_S)
-                try:
-                    controller = json.loads(stream.readline(_LINE_BYTES))["controller"]
-                    answer = {"address": self.join(str(controller))}
-                except (TransferQueueError, ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-                    answer = {"error": f"{self.name}: {error}"}
-                try:
-                    stream.write(json.dumps(answer).encode() + b"\n")
-                    stream.flush()
-                except OSError:  # the asker is gone; it may ask again
-                    continue

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from transfer_queue.compat.actors import ControllerHost, StorageUnitHost
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.launch import actor_class
 from transfer_queue.sampler import GRPOGroupNSampler
+from transfer_queue.storage.mooncake.testing import servers as mooncake_servers
 
 HOST = "127.0.0.1"
 
@@ -121,3 +125,47 @@ def test_the_names_at_the_top_level_are_the_same_objects() -> None:
         assert compat_actors.SimpleStorageUnit is SimpleStorageUnit is actor_class.SimpleStorageUnit
         assert compat_actors.TransferQueueController is TransferQueueController is actor_class.TransferQueueController
         assert tq.ZMQServerInfo is ZMQServerInfo
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    with mooncake_servers(tmp_path) as settings:
+        yield settings
+
+
+@pytest.fixture
+def controller() -> Iterator[ControllerHost]:
+    host = ControllerHost(polling_mode=True, host=HOST)
+    yield host
+    host.shutdown()
+
+
+def test_clients_with_a_mooncake_manager_and_no_units_keep_rows_in_the_store_of_its_master(
+    store: dict[str, Any], controller: ControllerHost
+) -> None:
+    config = {
+        "controller_info": controller.get_zmq_server_info(),
+        "client_name": "MooncakeStorageClient",
+        "metadata_server": store["metadataServer"],
+        "master_server_address": store["masterServerAddress"],
+        "global_segment_size": 64 << 20,
+        "local_buffer_size": 16 << 20,
+        "protocol": "tcp",
+        "device_name": "",
+    }
+    with ExitStack() as closing:
+        clients = [tq.AsyncTransferQueueClient(f"w{n}", controller.get_zmq_server_info()) for n in range(2)]
+        for client in clients:
+            closing.callback(client.close)
+            client.initialize_storage_manager("MooncakeStorageManager", config)
+        assert clients[1].engine.backend_kind == "mooncake"
+
+        async def step() -> list[float]:
+            await clients[0].async_put(TensorDict({"x": torch.arange(4.0)}, [4]), partition_id="p")
+            meta = await clients[1].async_get_meta(["x"], 4, "p", task_name="train")
+            values: list[float] = (await clients[1].async_get_data(meta))["x"].tolist()
+            return values
+
+        assert asyncio.run(step()) == [0.0, 1.0, 2.0, 3.0]
+        with pytest.raises(StartError, match="keeps its rows in the store"):
+            clients[0].initialize_storage_manager("MooncakeStorageManager", {**config, "global_segment_size": 1 << 20})
