@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
-from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
+from transfer_queue.config.derive import Site, controller_config, shard_configs, unit_config
+from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
 from transfer_queue.config.resource import (
     Backend,
     Master,
@@ -23,7 +24,6 @@ from transfer_queue.config.resource import (
     parse,
 )
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
-from transfer_queue.config.shards import journal_of, rows_of
 from transfer_queue.errors import ConfigError
 
 __all__ = ["HOST", "MEMORY_SHARE", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
@@ -103,23 +103,9 @@ class LocalPlan:
 
     def controllers(self, ports: Sequence[int]) -> list[ControllerConfig]:
         """The controllers; of several, each listens at its own of ``ports`` and has its share of the rows."""
-        one = self.controller
         if self.shards == 1:
-            return [one]
-        addresses = [f"{HOST}:{port}" for port in ports]
-        return [
-            one.model_copy(
-                update={
-                    "port": port,
-                    "metrics_port": one.metrics_port and one.metrics_port + shard,
-                    "sample_capacity": rows_of(one.sample_capacity, shard, self.shards),
-                    "journal": one.journal and journal_of(one.journal, shard, self.shards),
-                    "shards": addresses,
-                    "shard": shard,
-                }
-            )
-            for shard, port in enumerate(ports)
-        ]
+            return [self.controller]
+        return shard_configs(self.controller, [f"{HOST}:{port}" for port in ports], ports)
 
     def unit_configs(self, *controllers: str) -> list[StorageUnitConfig]:
         """The storage units of controllers that serve at ``controllers`` (host:port)."""
@@ -176,34 +162,15 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
             "tq up makes; remove it, and give them their rights in the policy by namespace: "
             f"{resource.metadata.namespace}"
         )
-    backend = BackendChoice(kind=spec.backend.kind, settings=_backend_settings(spec))
-    capacity = int(spec.unit_capacity)
+    site = _site(spec)
+    for number in range(spec.storage.replicas):
+        _check_port("spec.storage.port", spec.storage.port, number)
+        _check_port("spec.storage.metricsPort", spec.storage.metrics_port, number)
     return LocalPlan(
         name=resource.metadata.name,
-        controller=ControllerConfig(
-            name=resource.metadata.name,
-            host=HOST,
-            port=spec.controller.port,
-            metrics_port=spec.controller.metrics_port,
-            sampler=SamplerChoice(name=spec.controller.sampler.name, args=dict(spec.controller.sampler.args)),
-            polling_mode=spec.controller.polling_mode,
-            sample_capacity=spec.sample_capacity,
-            durability=spec.controller.durability,
-            lease_s=spec.controller.lease_seconds,
-            backend=backend,
-            expected_units=spec.storage.replicas,
-        ),
+        controller=controller_config(resource.metadata.name, spec, site),
         units=tuple(
-            StorageUnitConfig(
-                name=f"storage-{number}",
-                host=HOST,
-                port=_port("spec.storage.port", spec.storage.port, number),
-                metrics_port=_port("spec.storage.metricsPort", spec.storage.metrics_port, number),
-                controller=["unknown:0"],
-                backend=backend,
-                capacity=capacity,
-                durability=spec.controller.durability,
-            )
+            unit_config(f"storage-{number}", spec, site, ["unknown:0"], number)
             for number in range(spec.storage.replicas)
         ),
         master=spec.backend.mooncake.master if spec.backend.mooncake else None,
@@ -234,44 +201,30 @@ def _check_ports(spec: Spec) -> None:
             used[port] = name
 
 
-def _port(name: str, first: int, number: int) -> int:
+def _check_port(name: str, first: int, number: int) -> None:
     if first + number > 65535:
         raise ConfigError(f"storage unit {number} would need port {first + number}; choose a lower {name}")
-    return first + number
 
 
-def _backend_settings(spec: Spec) -> dict[str, Any]:
-    backend = spec.backend
-    if backend.simple is not None:
-        return _spill_settings(backend.simple.ssd_offload)
+def _site(spec: Spec) -> Site:
+    """This machine, for the servers of a queue. Raises ConfigError for a backend without servers here."""
+    backend, settings, spill = spec.backend, {}, ""
     if backend.yuanrong is not None:
-        yuanrong = backend.yuanrong
-        return {
-            "worker": yuanrong.worker or f"{HOST}:{yuanrong.worker_port}",
-            "requestTimeout": yuanrong.request_timeout,
-        }
-    if backend.mooncake is None:
+        settings = {"worker": backend.yuanrong.worker or f"{HOST}:{backend.yuanrong.worker_port}"}
+    elif backend.simple is not None:
+        spill = _spill_folder(backend.simple.ssd_offload)
+    elif backend.mooncake is None:
         raise ConfigError(
             f'spec.backend: "{backend.kind}" has no processes here: its storage units are actors of a Ray cluster, '
             "which transfer_queue.init() starts in a program that called ray.init(); supported values: simple, "
             "mooncake, yuanrong"
         )
-    settings = backend.mooncake.model_dump(
-        mode="json", by_alias=True, include={"device_name", "local_buffer_size", "zero_copy"}
-    )
-    return {"protocol": spec.transport, **settings}
+    return Site(host=HOST, protocol=spec.transport, backend=settings, spill=spill)
 
 
-def _spill_settings(offload: SsdOffload | None) -> dict[str, Any]:
+def _spill_folder(offload: SsdOffload | None) -> str:
     if offload is None:
-        return {}
+        return ""
     if offload.path is None:
         raise ConfigError("spec.backend.simple.ssdOffload.path: name a folder on a local disk of this machine")
-    return {
-        "ssdOffload": {
-            "enabled": True,
-            "path": str(Path(offload.path).absolute()),
-            "thresholdBytes": int(offload.threshold_bytes),
-            "capacity": int(offload.capacity),
-        }
-    }
+    return str(Path(offload.path).absolute())

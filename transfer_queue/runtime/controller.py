@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue._printable import log_to_stderr
+from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Reply, Value
@@ -40,6 +41,7 @@ from transfer_queue.runtime.recovery import Keeping
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
+from transfer_queue.runtime.tls import Reread
 from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.web import read_pages
@@ -81,6 +83,8 @@ class Controller(Server):
     def __init__(self, config: ControllerConfig, core: ControlCore, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(_DECODER, Keepalive(config.timing.heartbeat, config.timing.peer_timeout))
         self.config = config
+        self.newest: Callable[[], ControllerConfig] = lambda: config
+        """The settings as their file has them now. Only the number of storage units is followed while this runs."""
         self.core = core
         self.counters = ControllerCounters()
         self.started = loop.time()
@@ -128,11 +132,16 @@ class Controller(Server):
     def clients_connected(self) -> int:
         return sum(session.connection is not None for session in self.clients)
 
+    @property
+    def expected_units(self) -> int:
+        """Storage units that the queue should have."""
+        return self.newest().expected_units
+
     def missing(self) -> str:
         """What readiness waits for; empty when ready."""
-        if self.units.connected >= self.config.expected_units:
+        if self.units.connected >= self.expected_units:
             return ""
-        return f"{self.units.connected} of {self.config.expected_units} storage units are registered"
+        return f"{self.units.connected} of {self.expected_units} storage units are registered"
 
     # --------------------------------------------------------------------------------------------------------- server
 
@@ -427,8 +436,8 @@ class Controller(Server):
                 session.connection.send(notice)
 
 
-async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
-    """Run a controller until ``stop`` is set."""
+async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None = None) -> None:
+    """Run a controller until ``stop`` is set. ``path``: the file of ``config``, read again for the number of units."""
     if config.shards:
         _check_shards(config)
     core = ControlCore(
@@ -445,6 +454,8 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> None:
             "which could not keep tenants apart; use the simple backend, or one queue for each tenant"
         )
     controller = Controller(config, core, asyncio.get_running_loop())
+    if path is not None:
+        controller.newest = Reread([path], lambda: load_document(ControllerConfig, path)).get
     pages: dict[str, Page] = {}
     if config.security == ServerSecurity():  # the pages show keys and tags to whoever asks
         pages.update({path: partial(_same, *content) for path, content in read_pages().items()})

@@ -168,7 +168,7 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
         scrape.add("tq_controller_partitions", len(core.partitions))
         scrape.add("tq_clients_connected", controller.clients_connected)
         scrape.add("tq_units_connected", controller.units.connected)
-        scrape.add("tq_units_expected", config.expected_units)
+        scrape.add("tq_units_expected", controller.expected_units)
         for unit in controller.units:
             scrape.add("tq_unit_capacity_bytes", unit.info.capacity, unit.info.name)
             scrape.add("tq_unit_used_bytes", unit.info.used, unit.info.name)

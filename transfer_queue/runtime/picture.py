@@ -53,7 +53,7 @@ def picture(controller: Controller) -> dict[str, Any]:
         "rows": core.rows,
         "sample_capacity": core.sample_capacity,
         "clients": controller.clients_connected,
-        "expected_units": controller.config.expected_units,
+        "expected_units": controller.expected_units,
         "partitions": partitions,
         "waiters": _waiters(controller, now),
         "units": units,

@@ -63,9 +63,10 @@ def announce_ready(**facts: Any) -> None:
     print("READY " + json.dumps({**facts, "pid": os.getpid()}), flush=True)
 
 
-def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[None]], prog: str) -> int:
-    """Run ``main(settings, stop)`` until SIGTERM, SIGINT, or with ``--die-with-parent`` end of file on stdin.
+def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitable[None]], prog: str) -> int:
+    """Run ``main(settings, stop, path)`` until SIGTERM, SIGINT, or with ``--die-with-parent`` end of file on stdin.
 
+    ``path`` is the file of the settings.
     Returns the exit code; an expected fault is one line on stderr and code 1.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {prog}")
@@ -88,7 +89,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event], Awaitable[Non
             _watch_stdin(loop, stop)
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLD)
-        loop.run_until_complete(main(settings, stop))
+        loop.run_until_complete(main(settings, stop, arguments.config))
     except TransferQueueError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1

@@ -472,7 +472,9 @@ async def _first(running: asyncio.Task[None], *events: asyncio.Event) -> None:
 
 def main() -> int:
     log_to_stderr()
-    return run_process(StorageUnitConfig, serve, "transfer_queue.runtime.storage_unit")
+    return run_process(
+        StorageUnitConfig, lambda config, stop, _: serve(config, stop), "transfer_queue.runtime.storage_unit"
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,9 @@ function summary(now) {
   const flow = speed === null ? "" : `, ${speed.toFixed(0)} rows/s in (${bytes(Math.round(rate(now, "bytes_put")))}/s), ` +
     `${rate(now, "rows_fetched").toFixed(0)} rows/s out`;
   const most = now.sample_capacity === null ? "" : ` of ${now.sample_capacity}`;
-  return `${now.rows}${most} rows, ${now.clients} clients, backend ${now.backend}${flow}`;
+  const there = now.units.filter((unit) => unit.connected).length;
+  const storage = now.expected_units ? `, ${there} of ${now.expected_units} storage units` : "";
+  return `${now.rows}${most} rows, ${now.clients} clients${storage}, backend ${now.backend}${flow}`;
 }
 
 async function refresh() {

@@ -31,6 +31,7 @@ from tq_operator.plan.settings import (
     attach_settings,
     controller_settings,
     policy_settings,
+    restarting,
     storage_settings,
     yaml_text,
 )
@@ -103,13 +104,13 @@ def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[
             pull_policy=images.pull_policy,
             command=_python("transfer_queue.runtime.controller", file),
             ports=served,
-            probes=http_probes(metrics),
+            probes=http_probes(metrics, ready="/healthz"),  # it serves with the units that there are
             requests={"cpu": "100m", "memory": "256Mi"},
             volumes=volumes,
         )
         ports |= served
     chosen = selector(queue.name, "controller")
-    mark = digest("".join(files[file] for file in own))
+    mark = digest("".join(restarting(settings) for settings in controller_settings(queue).values()))
     template = pod_template(queue, "controller", part, containers, {CONFIG_ANNOTATION: mark})
     deployment = manifest(
         queue,

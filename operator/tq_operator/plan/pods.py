@@ -205,12 +205,12 @@ def _environment(own: list[Manifest], further: Sequence[Manifest]) -> list[Manif
     return [*(entry for entry in own if entry["name"] not in replaced), *further]
 
 
-def http_probes(port: str) -> Manifest:
+def http_probes(port: str, ready: str = "/readyz") -> Manifest:
     """Probes of a server process. A restart loses memory, so liveness is patient: a minute without an answer."""
     alive = {"path": "/healthz", "port": port}
     return {
         "startupProbe": {"httpGet": alive, "periodSeconds": 1, "failureThreshold": 120},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 2},
+        "readinessProbe": {"httpGet": {"path": ready, "port": port}, "periodSeconds": 2},
         "livenessProbe": {"httpGet": alive, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
 

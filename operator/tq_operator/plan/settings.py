@@ -10,8 +10,10 @@ import yaml
 
 from tq_operator.plan.names import controller_name
 from tq_operator.plan.queue import Queue
+from transfer_queue.config.derive import Site, controller_config, shard_configs, unit_config
+from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
 from transfer_queue.config.resource import Mooncake, TlsMode
-from transfer_queue.config.shards import journal_of, rows_of
+from transfer_queue.config.security import ServerSecurity, TlsFiles
 
 __all__ = [
     "ARENA_DIRECTORY",
@@ -25,6 +27,7 @@ __all__ = [
     "attach_settings",
     "controller_settings",
     "policy_settings",
+    "restarting",
     "storage_settings",
     "yaml_text",
 ]
@@ -81,107 +84,61 @@ def _tls_files(queue: Queue, *, own: bool = True) -> dict[str, str]:
     return {"ca": f"{TLS_DIRECTORY}/ca.crt", **(files if own else {}), "serverName": queue.host("controller")}
 
 
-def _server_security(queue: Queue) -> dict[str, Any]:
+def _server_security(queue: Queue) -> ServerSecurity | None:
     if queue.tls == "off":
-        return {}
-    security: dict[str, Any] = {"tls": _tls_files(queue)}
-    if queue.spec.security.tokens_secret is not None:
-        security["tokensFile"] = f"{TOKEN_DIRECTORY}/{TOKENS_KEY}"
-    if queue.spec.security.policy is not None:
-        security["policyFile"] = f"{CONFIG_DIRECTORY}/policy.yaml"
-    return {"security": security}
+        return None
+    spec = queue.spec.security
+    tokens = {} if spec.tokens_secret is None else {"tokens_file": f"{TOKEN_DIRECTORY}/{TOKENS_KEY}"}
+    policy = {} if spec.policy is None else {"policy_file": f"{CONFIG_DIRECTORY}/policy.yaml"}
+    return ServerSecurity(tls=TlsFiles.model_validate(_tls_files(queue)), **tokens, **policy)
 
 
 def controller_settings(queue: Queue) -> dict[str, dict[str, Any]]:
     """By the names of the controllers' containers."""
-    shards = queue.shards
-    return {controller_name(shard, shards): _controller_settings(queue, shard) for shard in range(shards)}
+    ports = [queue.spec.controller.port + shard for shard in range(queue.shards)]
+    configs = shard_configs(controller_config(queue.name, queue.spec, _site(queue)), queue.controller_addresses, ports)
+    return {controller_name(shard, queue.shards): _dump(config) for shard, config in enumerate(configs)}
 
 
-def _controller_settings(queue: Queue, shard: int) -> dict[str, Any]:
-    controller, shards = queue.spec.controller, queue.shards
-    return {
-        "name": queue.name,
-        "host": _ANY,
-        "port": controller.port + shard,
-        "advertiseHost": queue.host("controller"),
-        "metricsPort": queue.metrics_ports[shard],
-        "sampler": {"name": controller.sampler.name, "args": controller.sampler.args},
-        "pollingMode": controller.polling_mode,
-        "sampleCapacity": rows_of(queue.spec.sample_capacity, shard, shards),
-        "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
-        **({"leaseS": controller.lease_seconds} if controller.lease_seconds else {}),
-        **(
-            {"durability": controller.durability, "journal": journal_of(JOURNAL_DIRECTORY, shard, shards)}
-            if controller.durability != "none"
-            else {}
-        ),
-        **({"shards": queue.controller_addresses, "shard": shard} if shards > 1 else {}),
-        **_server_security(queue),
-    }
+def restarting(settings: dict[str, Any]) -> str:
+    """The settings of a controller whose change restarts it. It reads the number of units again while it runs."""
+    return yaml_text({name: value for name, value in settings.items() if name != "expectedUnits"})
 
 
 def storage_settings(queue: Queue) -> dict[str, Any]:
     """One file for all pods of the StatefulSet; the kubelet tells each its own name and address."""
-    storage = queue.spec.storage
-    return {
-        "name": "$(POD_NAME)",
-        "host": _ANY,
-        "port": storage.port,
-        "advertiseHost": "$(POD_IP)",
-        "metricsPort": storage.metrics_port,
-        "controller": queue.controller_addresses,
-        **({"shards": queue.controller_addresses} if queue.shards > 1 else {}),
-        "backend": {"kind": queue.spec.backend.kind, "settings": _backend_settings(queue)},
-        "capacity": str(queue.spec.unit_capacity),
-        **(_arena_settings(queue) if queue.spec.backend.simple else {}),
-        **_server_security(queue),
-    }
+    return _dump(unit_config("$(POD_NAME)", queue.spec, _site(queue), queue.controller_addresses))
 
 
-def _arena_settings(queue: Queue) -> dict[str, Any]:
-    durability = queue.spec.controller.durability
-    return {"directory": ARENA_DIRECTORY, **({"durability": durability} if durability != "none" else {})}
+def _dump(config: ControllerConfig | StorageUnitConfig) -> dict[str, Any]:
+    """Without settings that no resource sets: servers of other versions read these files too."""
+    return config.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
 
 
-def _backend_settings(queue: Queue) -> dict[str, Any]:
-    """What both sides of the backend are told."""
+def _site(queue: Queue) -> Site:
+    simple = queue.spec.backend.simple
+    return Site(
+        host=_ANY,
+        protocol=queue.transport,
+        backend=_place_of_backend(queue),
+        controller_host=queue.host("controller"),
+        unit_host="$(POD_IP)",
+        journal=JOURNAL_DIRECTORY,
+        arenas=ARENA_DIRECTORY,
+        spill=(simple and simple.ssd_offload and simple.ssd_offload.path) or SPILL_DIRECTORY,
+        security=_server_security(queue),
+    )
+
+
+def _place_of_backend(queue: Queue) -> dict[str, Any]:
+    """Where both sides of the backend find its servers."""
     backend = queue.spec.backend
     if backend.mooncake:
-        return _mooncake_settings(queue, backend.mooncake)
-    if backend.yuanrong:
+        return {**_master_settings(queue, backend.mooncake), "evictionDisabled": True}
+    if backend.yuanrong and backend.yuanrong.worker:
         # Without a worker of all pods each finds that of its node in its environment.
-        worker = {"worker": backend.yuanrong.worker} if backend.yuanrong.worker else {}
-        return {**worker, "requestTimeout": backend.yuanrong.request_timeout}
-    if backend.simple and backend.simple.ssd_offload:
-        offload = backend.simple.ssd_offload
-        return {
-            "ssdOffload": {
-                "enabled": True,
-                "path": offload.path or SPILL_DIRECTORY,
-                "thresholdBytes": str(offload.threshold_bytes),
-                "capacity": str(offload.capacity),
-            }
-        }
+        return {"worker": backend.yuanrong.worker}
     return {}
-
-
-def _mooncake_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
-    buffers = mooncake.zero_copy
-    return {
-        **_master_settings(queue, mooncake),
-        "protocol": queue.transport,
-        "deviceName": mooncake.device_name,
-        "localBufferSize": str(mooncake.local_buffer_size),
-        "zeroCopy": {
-            "enable": buffers.enable,
-            "tensorBufferSize": str(buffers.tensor_buffer_size),
-            "bytesBufferSize": str(buffers.bytes_buffer_size),
-            "controllerTensorBufferSize": str(buffers.controller_tensor_buffer_size),
-            "controllerBytesBufferSize": str(buffers.controller_bytes_buffer_size),
-        },
-        "evictionDisabled": True,
-    }
 
 
 def _master_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import urllib.request
@@ -143,6 +144,17 @@ def test_only_the_newest_partitions_have_series_of_their_own() -> None:
     named = [labels["partition"] for labels, _ in exposed["tq_partition_rows"]]
     assert named == [f"step_{number}" for number in range(2, MOST_PARTITIONS + 2)]
     assert exposed["tq_controller_partitions"] == [({}, MOST_PARTITIONS + 2.0)]
+
+
+def test_a_controller_follows_the_number_of_units_in_its_file() -> None:
+    with running_stack(units=1) as stack:
+        controller = stack.controller
+        assert controller.http("/readyz")[0] == 200
+        file = stack.folder / "controller.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "expectedUnits": 3}))
+        assert controller.http("/readyz") == (503, "1 of 3 storage units are registered\n")
+        assert controller.metric("tq_units_expected") == 3
+        assert json.loads(controller.http("/api/dataflow")[1])["expected_units"] == 3
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -146,6 +146,70 @@ def test_shards_have_what_those_of_tq_up_have_and_nothing_of_each_other() -> Non
     assert {one.metrics_port for one in shards} <= {port["port"] for port in open_to_all}
 
 
+PLACE = {
+    "host": "loopback alone on one machine, all addresses of a pod on a cluster",
+    "advertise_host": "the name of a Service, the address of a pod",
+    "controller": "where the controllers are",
+    "shards": "where the controllers are",
+    "journal": "tq up has a folder for each queue, a cluster a volume",
+    "directory": "tq up has a folder for each queue, a cluster a volume",
+    "security": "tq up adds the files of its certificates at the start",
+}
+OF_EACH_UNIT = {
+    "name": "the kubelet tells each pod its name",
+    "port": "units of one machine share its ports",
+    "metrics_port": "units of one machine share its ports",
+}
+BACKEND_PLACE = {
+    "metadataServer",
+    "masterServerAddress",
+    "adminAddress",
+    "clusterId",
+    "worker",
+    "evictionDisabled",  # as the operator starts the master
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("ray", "spill", "tls-with-a-policy")])
+def test_the_processes_have_the_same_settings_on_a_cluster_and_on_one_machine(name: str) -> None:
+    wanted = queue(SPECS[name])
+    plan = plan_local(wanted.resource)
+    data = {
+        file: yaml.safe_load(text)
+        for file, text in children(SPECS[name])["ConfigMap", "quickstart-config"]["data"].items()
+    }
+    ports = [wanted.spec.controller.port + shard for shard in range(plan.shards)]
+    files = ["controller.yaml"] if plan.shards == 1 else [f"controller-{shard}.yaml" for shard in range(plan.shards)]
+    pairs: list[tuple[Any, Any, dict[str, str]]] = [
+        (validate_document(ControllerConfig, data[file], file), here, PLACE)
+        for file, here in zip(files, plan.controllers(ports), strict=True)
+    ]
+    if "storage.yaml" in data:
+        there = validate_document(StorageUnitConfig, data["storage.yaml"], "storage.yaml")
+        pairs += [(there, here, PLACE | OF_EACH_UNIT) for here in plan.unit_configs("127.0.0.1:1")]
+    for there, here, reasons in pairs:
+        for field in type(there).model_fields.keys() - reasons.keys() - {"backend"}:
+            assert getattr(there, field) == getattr(here, field), field
+        assert there.backend.kind == here.backend.kind
+        assert _without_place(there.backend.settings) == _without_place(here.backend.settings)
+
+
+def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in BACKEND_PLACE}
+
+
+def test_a_controller_expects_the_units_of_the_resource_and_is_not_restarted_by_their_number() -> None:
+    def made(replicas: int) -> tuple[int, str]:
+        found = children(f"{{backend: {{simple: {{}}}}, storage: {{replicas: {replicas}}}}}")
+        settings = yaml.safe_load(found["ConfigMap", "quickstart-config"]["data"]["controller.yaml"])
+        template = found["Deployment", "quickstart-controller"]["spec"]["template"]
+        return settings["expectedUnits"], template["metadata"]["annotations"][CONFIG_ANNOTATION]
+
+    (two, before), (three, after) = made(2), made(3)
+    assert (two, three) == (2, 3)
+    assert before == after
+
+
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "shards"])
 def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = children(SPECS[name])["ConfigMap", "quickstart-config"]["data"]
@@ -296,8 +360,9 @@ def test_only_containers_that_need_a_capability_run_as_root(name: str) -> None:
 def test_scaling_the_storage_restarts_nothing() -> None:
     two, three = (children(f"{{backend: {{mooncake: {{}}}}, storage: {{replicas: {n}}}}}") for n in (2, 3))
     changed = [key for key in two if two[key] != three[key]]
-    assert changed == [("StatefulSet", "quickstart-storage")]
-    assert two[changed[0]]["spec"]["template"] == three[changed[0]]["spec"]["template"]
+    assert sorted(changed) == [("ConfigMap", "quickstart-config"), ("StatefulSet", "quickstart-storage")]
+    storage = ("StatefulSet", "quickstart-storage")
+    assert two[storage]["spec"]["template"] == three[storage]["spec"]["template"]
 
 
 def test_storage_gets_the_rdma_device_alone_and_with_another_class_a_new_template() -> None:

@@ -13,7 +13,7 @@ from transfer_queue.runtime.process import run_process
 class Settings(Document):
     pass
 
-async def serve(settings, stop):
+async def serve(settings, stop, path):
     def work():
         raise {error}("by half")
     asyncio.get_running_loop().call_soon(work)
