@@ -448,3 +448,48 @@ def test_a_worker_that_dies_while_it_hands_a_batch_over_is_named_as_lost(queue: 
     with pytest.raises(WorkerLostError, match="iterate again"):
         next(iter(loader))
     assert [number for numbers in loader for number in numbers] == list(range(8))
+
+
+def test_the_death_of_a_worker_is_told_to_who_iterates_and_interrupts_nobody_else(queue: Stack, partition: str) -> None:
+    put(partition, 4)  # and no end: the worker waits for more
+    loader = StreamingDataLoader(dataset(partition), num_workers=1, collate_fn=pid_of_worker)
+    with ThreadPoolExecutor(1) as pool:
+        iterator = iter(loader)
+        pid = pool.submit(next, iterator).result(_PROCESS_S)
+        assert pool.submit(next, iterator).result(_PROCESS_S) == pid  # the rest of the batch
+        waiting = pool.submit(next, iterator)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match="iterate again"):  # not torch's error, at some line of this thread
+            waiting.result(_PROCESS_S)
+        pool.submit(iterator.close).result(_PROCESS_S)
+
+
+def pid_of_worker(sample: Any) -> int:
+    return os.getpid()
+
+
+def test_a_put_that_says_is_last_ends_the_stream(queue: Stack, partition: str) -> None:
+    put(partition, 4)
+    tq.get_client().put(rows(3, 4), partition_id=partition, is_last=True)
+    assert flat(values(dataset(partition))) == list(range(7))
+
+
+def test_a_dataset_that_waits_says_what_for(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("transfer_queue.dataloader.streaming_dataset._STALL_WARNING_S", 0.01)
+    with ThreadPoolExecutor(3) as pool:
+
+        def wait_for(words: str) -> None:
+            """Of a dataset that begins now."""
+            pool.submit(next, iter(dataset(partition, task_name=words)))
+            wait_until(lambda: words in caplog.text, f"a dataset says that {words}")
+
+        try:
+            wait_for("there is no such partition")
+            tq.get_client().put(TensorDict({"x": torch.zeros(2)}, [2]), partition_id=partition)
+            wait_for("nobody has written the fields ['tokens']")
+            put(partition, 1)
+            wait_for("it has 3 rows, 3 not consumed, 1 of these with all fields")
+        finally:
+            put(partition, 3)  # each has a batch now

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transfer_queue.columns.block import EncodedBlock
     from transfer_queue.metadata import BatchMeta
 
-__all__ = ["KvOperations"]
+__all__ = ["KvOperations", "single_row"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class KvOperations:
         if fields is None and tag is None:
             raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
         if isinstance(fields, dict):
-            fields = _single_row(fields)
+            fields = single_row(fields)
         elif fields is not None and not _is_tensordict(fields):
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
         return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser)
@@ -224,15 +224,18 @@ def _is_tensordict(value: object) -> bool:
     return isinstance(value, TensorDictBase)
 
 
-def _single_row(fields: dict[str, Any]) -> dict[str, Any]:
+def single_row(fields: dict[str, Any]) -> dict[str, Any]:
     """One row of plain values as columns: tensors get a batch axis, anything else is one opaque value."""
     import torch
+
+    from transfer_queue.columns.tensor_bytes import check_storable
 
     row: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             if value.is_nested:
                 raise InvalidInputError(f"field {name!r} is a nested tensor, which is many rows: use kv_batch_put")
+            check_storable(value, f"field {name!r}")
             row[name] = value.unsqueeze(0)
         else:
             row[name] = [value]

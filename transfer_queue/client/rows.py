@@ -292,6 +292,10 @@ class RowOperations:
     def production_completed(self, partition_id: str) -> Operation[dict[str, Any], bool]:
         return Operation(self._counts(check_partition(partition_id)), _is_complete)
 
+    def partition_counts(self, partition_id: str) -> Operation[dict[str, Any], dict[str, Any]]:
+        """See ``control.queries.count_rows``; nothing if there is no such partition."""
+        return Operation(self._counts(check_partition(partition_id)), dict)
+
     def stream_drained(self, task_name: str, partition_id: str) -> Operation[dict[str, Any], bool]:
         task = check_text("task_name", task_name)
 

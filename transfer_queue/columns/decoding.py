@@ -24,11 +24,6 @@ from transfer_queue.errors import CorruptBlockError, InvalidInputError
 __all__ = ["Layout", "Piece", "decode", "decode_into"]
 
 Layout: TypeAlias = Literal["jagged", "dense"]
-_FEW_ROWS: Final = 16
-_RECENT: Final = 256
-_recent_offsets: dict[bytes, tuple[torch.Tensor, tuple[int, int]]] = {}
-"""Offsets of small batches. Each tensor of offsets gets a symbol of torch's own for the ragged size, as costly as the
-rest of a small get; batches of the same few lengths share one, and can be computed with together."""
 _SCALARS: Final = frozenset({str, int, float, bool, bytes})
 
 
@@ -82,8 +77,9 @@ def decode(
     """
     assembly = _Assembly(n, layout, copy, allow_pickle, device, least_view)
     found: dict[Any, Any] = {}
-    for schema in fields:
-        found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
+    with torch.inference_mode(False):  # the caller's mode is not the batch's, which may be trained on later
+        for schema in fields:
+            found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
     if all(isinstance(value, torch.Tensor) for value in found.values()):
         # The checks of the public constructor cost more than anything else here; all tensors have n rows.
         return TensorDict._new_unsafe(found, batch_size=torch.Size([n]))
@@ -327,11 +323,15 @@ class _Assembly:
         return whole
 
     def shared_offsets(self, lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
-        """The offsets of rows of these lengths, the same tensor for all fields, and the extreme lengths."""
+        """The offsets of rows of these lengths and the extreme lengths.
+
+        It is the same tensor for all fields of this batch, so that torch lets them be computed with together, and a
+        tensor of this batch alone, which its owner may change.
+        """
         key = lengths.tobytes()
         found = self.offsets.get(key)
         if found is None:
-            offsets, bounds = _offsets(lengths, key)
+            offsets, bounds = _offsets(lengths)
             found = self.offsets[key] = (
                 offsets if self.device is None else offsets.to(self.device, non_blocking=True),
                 bounds,
@@ -339,18 +339,10 @@ class _Assembly:
         return found
 
 
-def _offsets(lengths: Int64s, key: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
-    found = _recent_offsets.get(key)
-    if found is None:
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=ends[1:])
-        bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-        found = torch.from_numpy(ends), bounds
-        if len(lengths) <= _FEW_ROWS:
-            if len(_recent_offsets) >= _RECENT:
-                _recent_offsets.clear()
-            _recent_offsets[key] = found
-    return found
+def _offsets(lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return torch.from_numpy(ends), (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
 
 
 def _in_order(parts: Sequence[_Part]) -> list[Bytes] | None:

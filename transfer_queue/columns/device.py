@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from transfer_queue.columns.column import Bytes, Chunk
-from transfer_queue.columns.tensor_bytes import tensor_to_bytes
+from transfer_queue.columns.tensor_bytes import check_storable, tensor_to_bytes
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["checked_device", "column_bytes", "complete_on", "pin", "streams_of"]
@@ -60,6 +60,7 @@ def column_bytes(tensor: torch.Tensor, where: str) -> Chunk:
     """As ``tensor_to_bytes``, but a CUDA tensor's elements stay where they are until the block is written."""
     if tensor.device.type != "cuda" or tensor.layout is not torch.strided or not tensor.numel():
         return tensor_to_bytes(tensor, where)
+    check_storable(tensor, where)
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     written = _cuda.Event()
     written.record(torch.cuda.current_stream(flat.device))

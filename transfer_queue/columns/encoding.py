@@ -16,7 +16,7 @@ from transfer_queue.columns.device import column_bytes
 from transfer_queue.columns.documents import encode_rows
 from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.columns.nested import jagged_parts
-from transfer_queue.columns.tensor_bytes import dtype_name, tensor_to_bytes
+from transfer_queue.columns.tensor_bytes import check_storable, dtype_name, tensor_to_bytes
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, UnsupportedFieldError
 
@@ -55,8 +55,8 @@ def split(block: EncodedBlock, parts: Sequence[tuple[int, int]]) -> list[Encoded
 
 
 def _values(fields: TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
-        return _stacked_values(fields.tensordicts)
+    if isinstance(fields, LazyStackedTensorDict):
+        return _stacked_values(fields)
     if isinstance(fields, TensorDictBase):
         return {name: fields.get(name) for name in fields.keys()}  # noqa: SIM118  a TensorDict iterates over rows
     if isinstance(fields, Mapping):
@@ -64,13 +64,28 @@ def _values(fields: TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
     raise InvalidTypeError(f"fields must be a TensorDict or a mapping of names to values, not {type(fields).__name__}")
 
 
-def _stacked_values(members: Sequence[TensorDictBase]) -> dict[str, list[Any]]:
+def _stacked_values(fields: LazyStackedTensorDict) -> dict[str, Any]:
+    members, axis = fields.tensordicts, fields.stack_dim
     names = list(members[0].keys()) if members else []
     for number, member in enumerate(members):
         differing = set(names).symmetric_difference(member.keys())
         if differing:
-            raise InvalidInputError(f"field {sorted(differing)[0]!r} is missing in some rows, row {number} tells")
-    return {name: [_row_value(member.get(name), name) for member in members] for name in names}
+            what = "rows, row" if axis == 0 else "parts, part"
+            raise InvalidInputError(f"field {sorted(differing)[0]!r} is missing in some {what} {number} tells")
+    if axis == 0:
+        return {name: [_row_value(member.get(name), name) for member in members] for name in names}
+    return {name: _stacked_value(fields, name) for name in names}
+
+
+def _stacked_value(fields: LazyStackedTensorDict, name: str) -> Any:
+    try:
+        return fields.get(name)
+    except RuntimeError as error:  # of torch, which cannot stack the parts
+        shapes = [list(getattr(member.get(name), "shape", ())) for member in fields.tensordicts]
+        raise UnsupportedFieldError(
+            f"field {name!r}: a lazy stack along dimension {fields.stack_dim} of parts of the shapes {shapes[:5]} is "
+            "no tensor; pad them to one shape, or stack along dimension 0, where each part is a row"
+        ) from error
 
 
 def _row_count(fields: TensorDictBase | Mapping[str, Any], values: Mapping[str, Any]) -> int:
@@ -240,9 +255,7 @@ def tensor_rows_column(
 
 def _row_chunks(name: str, tensors: Sequence[torch.Tensor]) -> list[Chunk]:
     for number, tensor in enumerate(tensors):
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
-            # Raises: neither layout nor device can be stored.
-            tensor_to_bytes(tensor, f"field {name!r}, row {number}")
+        check_storable(tensor, f"field {name!r}, row {number}")
     total = sum(tensor.nbytes for tensor in tensors)
     if tensors and (total < CHUNK_BYTES * len(tensors) or any(tensor.device.type != "cpu" for tensor in tensors)):
         joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -46,8 +46,9 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple
 @lru_cache(maxsize=256)
 def _length(size: int) -> torch.Tensor:
     """torch keeps the two lengths as the sizes of tensors without elements, which vary between batches."""
-    length = torch.zeros(size, 0, device="cpu")
-    torch._dynamo.mark_dynamic(length, 0)
+    with torch.inference_mode(False):  # batches that are trained on use it too
+        length = torch.zeros(size, 0, dtype=torch.float32, device="cpu")
+        torch._dynamo.mark_dynamic(length, 0)
     return length
 
 
@@ -60,8 +61,11 @@ def _jagged_type() -> Callable[..., torch.Tensor] | None:
     try:
         from torch.nested._internal.nested_tensor import NestedTensor
 
-        values, offsets = torch.arange(3, device="cpu"), torch.tensor([0, 1, 3], device="cpu")
-        lengths = {"min_seqlen": torch.zeros(1, 0, device="cpu"), "max_seqlen": torch.zeros(2, 0, device="cpu")}
+        values, offsets = (
+            torch.arange(3, device="cpu", dtype=torch.int64),
+            torch.tensor([0, 1, 3], device="cpu", dtype=torch.int64),
+        )
+        lengths = {"min_seqlen": _length(1), "max_seqlen": _length(2)}
         trial: Any = NestedTensor(values, offsets, _ragged_idx=1, _metadata_cache=lengths)
         found = [row.tolist() for row in trial.unbind()], trial._get_min_seqlen(), trial._get_max_seqlen()
     except (ImportError, AttributeError, TypeError, RuntimeError, AssertionError):
@@ -96,8 +100,10 @@ def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
 def strided_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """A nested tensor in strided layout of ``rows``, which have one dtype and rank and any shapes; copies them."""
     if not rows:
-        return strided_nested_from_buffer(torch.empty(0), torch.empty(0, 0, dtype=torch.int64))
-    shapes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), rows[0].dim())
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        return strided_nested_from_buffer(nothing, torch.empty(0, 0, dtype=torch.int64, device="cpu"))
+    sizes = torch.tensor([row.shape for row in rows], dtype=torch.int64, device="cpu")
+    shapes = sizes.reshape(len(rows), rows[0].dim())
     return strided_nested_from_buffer(torch.cat([row.reshape(-1) for row in rows]), shapes)
 
 

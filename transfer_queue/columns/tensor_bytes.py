@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from transfer_queue.columns.column import Bytes
 from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.errors import InvalidInputError
 
-__all__ = ["DTYPES", "dtype_name", "tensor_from_bytes", "tensor_to_bytes"]
+__all__ = ["DTYPES", "check_storable", "dtype_name", "tensor_from_bytes", "tensor_to_bytes"]
 
 DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 """The element types that this torch has, by name."""
@@ -32,16 +32,35 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
     return name
 
 
+_INSTEAD: Final = {
+    "DTensor": "put .to_local(), the part of this rank, or .full_tensor()",
+    "FakeTensor": "it has no data; call put outside of FakeTensorMode and of traced code",
+    "AsyncCollectiveTensor": "put .wait()",
+    "MaskedTensor": "put .to_tensor(value), and the mask as a field of its own",
+}
+_plain_dispatch: Final[Any] = torch.Tensor.__torch_dispatch__
+
+
+def check_storable(tensor: torch.Tensor, where: str) -> None:
+    """Raises InvalidInputError, naming ``where``, the kind and what to do, for a tensor whose elements do not lie one
+    after the other in memory: sparse and mkldnn layouts, meta tensors, and subclasses that compute by themselves."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise InvalidInputError(f"{where}: {tensor.layout} tensors cannot be stored; use .to_dense()")
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not _plain_dispatch:
+        instead = _INSTEAD.get(kind.__name__, "put a plain torch.Tensor made of it")
+        raise InvalidInputError(f"{where}: a {kind.__name__} cannot be stored; {instead}")
+    if tensor.device.type == "meta":
+        raise InvalidInputError(f"{where}: a meta tensor has no data to store")
+
+
 def tensor_to_bytes(tensor: torch.Tensor, where: str) -> Bytes:
     """The elements of a strided tensor in row-major order, as a flat uint8 array.
 
-    Shares memory with a contiguous CPU tensor; otherwise copies once. Raises InvalidInputError, naming ``where``, for
-    sparse and meta tensors.
+    Shares memory with a contiguous CPU tensor; otherwise copies once. Raises InvalidInputError as
+    `check_storable`.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise InvalidInputError(f"{where}: {tensor.layout} tensors cannot be stored; use .to_dense()")
-    if tensor.device.type == "meta":
-        raise InvalidInputError(f"{where}: a meta tensor has no data to store")
+    check_storable(tensor, where)
     if tensor.dtype in _OF_NUMPY and tensor.device.type == "cpu" and tensor.is_contiguous():
         # One call of torch instead of eight, each of which gives the GIL away and has to win it back.
         with suppress(RuntimeError):  # it requires grad, or is to be read as conjugated or negated
@@ -62,7 +81,7 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> 
     count = data.nbytes // dtype.itemsize
     if count * dtype.itemsize != data.nbytes:
         raise ValueError(f"{data.nbytes} bytes are not a whole number of {dtype} elements")
-    flat = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype, device="cpu")
     expected = 1
     for size in shape:
         expected *= size

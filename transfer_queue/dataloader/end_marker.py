@@ -21,7 +21,8 @@ def mark_end(
 
     The partition has ended once ``producers`` producers of different names have said so. Streaming datasets then hand
     out what is left, also less than a batch, and end. The marker outlives the partition: before reusing the name, call
-    ``clear_end``. Raises InvalidInputError, InvalidTypeError.
+    ``clear_end``. Where there is one producer, ``put(..., is_last=True)`` says the same. Raises InvalidInputError,
+    InvalidTypeError.
     """
     check_partition(partition_id)
     check_text("producer", producer)
@@ -39,9 +40,11 @@ def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> N
 
 
 def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
-    """Whether all producers of ``partition_id`` have marked its end; its rows are then all visible."""
+    """Whether a put said ``is_last``, or all producers have marked the end; the partition's rows are then all there."""
     meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
-    return any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta)
+    if any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta):
+        return True
+    return bool(client.run(client.rows.partition_counts(partition_id)).get("ended"))
 
 
 def _markers(client: TransferQueueClient, partition_id: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from transfer_queue.dataloader.streaming_dataset import Cursor, Sample, StreamingDataset
 from transfer_queue.errors import InvalidTypeError, WorkerLostError
@@ -15,6 +17,8 @@ from transfer_queue.errors import InvalidTypeError, WorkerLostError
 __all__ = ["StreamingDataLoader"]
 
 _END_S = 1.0
+_NOTICE_S = 1.0
+"""How often a loader that waits for its workers looks whether one has ended."""
 _LOST = "DataLoader worker"
 """What torch's words of a worker that ended begin with."""
 
@@ -96,6 +100,9 @@ class StreamingDataLoader(DataLoader[Any]):
                 shared[0] = 1
             del inner
 
+    def _get_iterator(self) -> Any:
+        return _Workers(self) if self.num_workers else super()._get_iterator()
+
     def reset(self) -> None:
         """See `StreamingDataset.reset`."""
         self.stream.reset()
@@ -117,9 +124,27 @@ class StreamingDataLoader(DataLoader[Any]):
         self.stream.load_state_dict(state)
 
 
+class _Workers(_MultiProcessingDataLoaderIter):
+    """torch's worker processes, whose end is noticed by who iterates, and by nobody else.
+
+    torch keeps the pids of workers for a handler of SIGCHLD, which raises in the main thread of the program: at any
+    line of it, also after the error that this loader raises, and also where another thread iterates.
+    """
+
+    _worker_pids_set: bool
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        super().__init__(loader)
+        cast(Any, signal_handling)._remove_worker_pids(id(self))
+        self._worker_pids_set = False
+
+    def _try_get_data(self, timeout: float = _NOTICE_S) -> Any:
+        return cast(Any, super())._try_get_data(timeout)
+
+
 def _shared_state(batch: int) -> torch.Tensor:
     """See `StreamingDataset.shared`."""
-    state = torch.tensor([0, batch], dtype=torch.int64)
+    state = torch.tensor([0, batch], dtype=torch.int64, device="cpu")
     return cast(torch.Tensor, cast(Any, state).share_memory_())
 
 
@@ -128,6 +153,9 @@ def _ended(iterator: Any) -> str:
     before the end itself."""
     workers = getattr(iterator, "_workers", [])
     wait([worker.sentinel for worker in workers], timeout=_END_S)
+    for worker in workers:
+        if wait([worker.sentinel], timeout=0):  # which a process closes shortly before it has ended
+            worker.join(_END_S)
     return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
 
 

@@ -43,7 +43,8 @@ ProcessFn = Callable[..., Iterable[Sample]]
 
 _FIRST_PAUSE_S = 0.01
 _TURN_PAUSE_S = 0.002
-_STALL_WARNING_S = 60.0
+_STALL_WARNING_S = 10.0
+"""How long a dataset waits before it says so, and what for; then twice as long, and so on."""
 
 
 class Cursor(NamedTuple):
@@ -65,8 +66,8 @@ class StreamingDataset(IterableDataset[Any]):
     The stream ends
 
     - after ``total_samples`` rows, if given: rows of this ``dp_rank`` in a partition, so that ranks take equal shares;
-    - once the producers marked the partition's end (`mark_end`) and the task consumed all its rows; the last batch may
-      be short. RequestError if ``total_samples`` were not reached;
+    - once the producers marked the partition's end (`mark_end`, or ``put(is_last=True)``) and the task consumed all its
+      rows; the last batch may be short. RequestError if ``total_samples`` were not reached;
     - with ``should_check_consumption_status``, once the task has consumed every row that exists at that moment.
 
     With ``lease`` > 0 rows are delivered at least once, see ``TransferQueueClient.get_meta``: a batch is acknowledged
@@ -257,7 +258,7 @@ class StreamingDataset(IterableDataset[Any]):
             if size <= 0:
                 return None
         pause = _FIRST_PAUSE_S
-        began = time.monotonic()
+        began, patience = time.monotonic(), _STALL_WARNING_S
         while not stopped():
             asked = time.monotonic()
             batch = self._fetch(number, size, WAIT_S)
@@ -271,9 +272,9 @@ class StreamingDataset(IterableDataset[Any]):
                 self.task_name, self.partition_id
             ):
                 return self._fetch(number, size, 0)  # a process of this rank may have drawn it meanwhile
-            if time.monotonic() - began > _STALL_WARNING_S:
-                log.warning("%s has waited %g s for %d rows", self, time.monotonic() - began, size)
-                began = time.monotonic()
+            if time.monotonic() - began > patience:
+                log.warning("%s has waited %.0f s for %d rows: %s", self, patience, size, self._awaited(size))
+                patience *= 2
             if time.monotonic() - asked < WAIT_S / 2:  # polling mode: the controller does the waiting otherwise
                 time.sleep(pause)
                 pause = min(2 * pause, _longest_pause_s())
@@ -304,6 +305,20 @@ class StreamingDataset(IterableDataset[Any]):
         if len(refusals) == unconsumed and self._left()[0] == unconsumed:
             raise SamplerError(f"{self}: the sampler gives the last {unconsumed} rows to nobody: {refusals[0]}")
         return None, False
+
+    def _awaited(self, size: int) -> str:
+        """What the partition has of a batch of ``size`` rows, for people."""
+        counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
+        if not counts:
+            return "there is no such partition; somebody has to put rows into it"
+        unwritten = [name for name in self.data_fields if name not in counts["fields"]]
+        if unwritten:
+            return f"nobody has written the fields {unwritten} to it, which has {sorted(counts['fields'])}"
+        unconsumed, ready = self._left()
+        found = f"it has {counts['rows']} rows, {unconsumed} not consumed, {ready} of these with all fields"
+        if ready >= size:
+            return f"{found}; the sampler gives this rank none of them"
+        return f"{found}; producers put more, or end it by mark_end or put(is_last=True)"
 
     def _left(self) -> tuple[int, int]:
         """(rows the task has not consumed, how many of them have all fields)."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+import torch.distributed as dist
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
+from transfer_queue.client.kv import single_row
 from transfer_queue.columns.block import BlockView, concatenate
 from transfer_queue.columns.tensors import Piece, decode, encode
 from transfer_queue.errors import (
@@ -154,3 +160,52 @@ def test_refusals_are_catchable_as_builtin_errors() -> None:
     assert issubclass(InvalidInputError, (TransferQueueError, ValueError))
     assert issubclass(UnsupportedFieldError, RuntimeError)
     assert issubclass(UnsupportedFieldError, TypeError)
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(2, 3)
+
+
+@pytest.fixture
+def distributed() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def distributed_tensor() -> torch.Tensor:
+    mesh = DeviceMesh("cpu", torch.arange(1))
+    return DTensor.from_local(torch.zeros(2, 3), mesh, [Replicate()])
+
+
+KINDS: list[tuple[Callable[[], torch.Tensor], str]] = [
+    (lambda: torch.eye(2).to_sparse_csr(), r"torch.sparse_csr tensors.*to_dense"),
+    (lambda: torch.eye(2).to_mkldnn(), r"torch._mkldnn tensors.*to_dense"),
+    (fake, r"a FakeTensor.*outside of FakeTensorMode"),
+    (distributed_tensor, r"a DTensor.*to_local\(\).*full_tensor\(\)"),
+]
+
+
+@pytest.mark.usefixtures("distributed")
+@pytest.mark.parametrize(("make", "text"), KINDS, ids=["csr", "mkldnn", "fake", "DTensor"])
+@pytest.mark.parametrize("form", ["column", "rows", "inside an object"])
+def test_tensors_without_plain_memory_are_refused_by_field_and_kind(
+    make: Callable[[], torch.Tensor], text: str, form: str
+) -> None:
+    value = make()
+    batches = {"column": value, "rows": [value, value], "inside an object": [{"t": value}, 1]}
+    with pytest.raises(InvalidInputError, match=f"field 'f'.*{text}"):
+        encode({"f": batches[form]})
+    if form == "column":
+        with pytest.raises(InvalidInputError, match=f"field 'f'.*{text}"):
+            single_row({"f": value})
+
+
+def test_stacks_of_uneven_parts_are_refused_by_field() -> None:
+    parts = TensorDict({"f": torch.ones(2, 3)}, [2]), TensorDict({"f": torch.ones(2, 4)}, [2])
+    with pytest.raises(UnsupportedFieldError, match=r"field 'f'.*dimension 1.*\[\[2, 3\], \[2, 4\]\].*pad"):
+        encode(LazyStackedTensorDict(*parts, stack_dim=1))
+    lacking = TensorDict({"f": torch.ones(2, 3), "g": torch.ones(2)}, [2])
+    with pytest.raises(InvalidInputError, match="field 'g' is missing in some parts"):
+        encode(LazyStackedTensorDict(parts[0], lacking, stack_dim=1))

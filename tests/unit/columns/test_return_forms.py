@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -302,3 +302,54 @@ def test_what_is_copied_to_a_device_column_by_column_equals_what_is_decoded_at_o
     assert there.get("text").tolist() == here.get("text").tolist() == batch.pop("text")
     for name in batch:
         assert same(there.get(name), here.get(name)), name
+
+
+def test_what_is_changed_in_one_batch_shows_in_no_other() -> None:
+    rows = ragged((3,), (5,))
+    mine, other = field(njt(rows), 2), field(njt(rows), 2)
+    mine.offsets().add_(1)
+    mine.values().zero_()
+    for later in (other, field(njt(rows), 2)):
+        assert later.offsets().tolist() == [0, 3, 8]
+        assert same(later.unbind(), rows)
+
+
+def test_a_batch_that_was_read_in_inference_mode_can_be_trained_on_and_so_can_later_ones() -> None:
+    rows = ragged((7,), (11,))
+    with torch.inference_mode():
+        read = field(njt(rows), 2)
+    for batch in (read, field(njt(rows), 2)):
+        weight = torch.ones(1, requires_grad=True)
+        (batch * weight).values().sum().backward()
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, torch.cat(rows).sum())
+
+
+@pytest.fixture
+def other_defaults() -> Iterator[None]:
+    """What a program sets for its model: ``meta`` stands for a GPU."""
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_defaults_of_the_program_do_not_decide_device_and_dtype(request: pytest.FixtureRequest) -> None:
+    nothing = [torch.empty(0), torch.empty(0)]
+    strided = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 5)])
+    batch = {
+        "ragged": njt(nothing),
+        "flat": torch.empty(2, 0),
+        "objects": [{"t": torch.empty(0)}, {"t": strided}],
+        "two axes": [torch.empty(0, 2), torch.empty(3, 0)],
+    }
+    block = encode(batch)
+    request.getfixturevalue("other_defaults")
+    view = BlockView(block.to_bytes())
+    piece = Piece(view, None, None)
+    found = decode({schema.name: [piece] for schema in view.fields}, 2, view.fields)
+    objects = [entry["t"] for entry in found["objects"]]
+    tensors = [found["ragged"], found["flat"], found["two axes"], *objects]
+    assert [(tensor.device.type, tensor.dtype) for tensor in tensors] == [("cpu", torch.float32)] * 5
+    assert [tuple(row.shape) for row in objects[1].unbind()] == [(2, 3), (1, 5)]
