@@ -1,6 +1,6 @@
 """TransferQueue: the data plane between rollout workers and trainers in reinforcement-learning post-training.
 
-Importing this starts nothing and loads no torch; names are imported on first use.
+Importing this starts nothing and loads no torch; all names but the errors are imported on first use.
 """
 
 from __future__ import annotations
@@ -9,6 +9,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.compat.paths import install_finder, legacy_attribute
+from transfer_queue.errors import (
+    CapacityError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    ConnectionLostError,
+    CorruptBlockError,
+    CorruptCheckpointError,
+    CorruptJournalError,
+    DataLostError,
+    InvalidInputError,
+    InvalidTypeError,
+    JournalWriteError,
+    KeyNotFoundError,
+    NotAuthorizedError,
+    NotInitializedError,
+    NotReadyError,
+    QueueNotEmptyError,
+    RequestError,
+    SamplerError,
+    StartError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    UnknownPartitionError,
+    UnsupportedFieldError,
+    UnsupportedRequestError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
@@ -17,7 +46,6 @@ if TYPE_CHECKING:
     from transfer_queue.config.server_info import ZMQServerInfo as ZMQServerInfo
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-    from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         async_kv_batch_get,
         async_kv_batch_get_by_meta,
@@ -54,19 +82,44 @@ __all__ = [
     "AsyncTransferQueueClient",
     "BaseSampler",
     "BatchMeta",
+    "CapacityError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "ConfigError",
+    "ConnectionLostError",
+    "CorruptBlockError",
+    "CorruptCheckpointError",
+    "CorruptJournalError",
+    "DataLostError",
     "GRPOGroupNSampler",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "JournalWriteError",
     "KVBatchMeta",
+    "KeyNotFoundError",
+    "NotAuthorizedError",
+    "NotInitializedError",
+    "NotReadyError",
     "PrioritySampler",
+    "QueueNotEmptyError",
     "RankAwareSampler",
     "ReplaySampler",
+    "RequestError",
+    "SamplerError",
     "SeqlenBalancedSampler",
     "SequentialSampler",
+    "StartError",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
     "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
+    "UnknownPartitionError",
+    "UnsupportedFieldError",
+    "UnsupportedRequestError",
+    "WaitTimeoutError",
+    "WorkerLostError",
     "__version__",
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
@@ -92,7 +145,6 @@ _HOMES = {
     "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
-    "transfer_queue.errors": ("StorageKeyNotFoundError", "TransferQueueError"),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
     "transfer_queue.sampler": (
         "BaseSampler",

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue._kv_meta import KVBatchMeta
-from transfer_queue.client.client import Device, Out
+from transfer_queue.client.client import Device, Layout, Out
 from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
+from transfer_queue.client.twins import share_docstrings
 from transfer_queue.compat.paths import legacy_attribute
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
 
@@ -66,9 +67,23 @@ def kv_put(
 ) -> KVBatchMeta:
     """Create or update one row.
 
-    ``fields``: a dict (a tensor is the row's tensor, anything else an opaque value) or a TensorDict of batch size
-    ``[1]``; fields not given stay as they are. ``tag`` is merged shallowly. Raises InvalidInputError,
-    InvalidTypeError, CapacityError; then nothing changed.
+    Args:
+        key: The row's key.
+        partition_id: The partition, made with its first row.
+        fields: A dict, whose tensors are the row's tensors and whose other values are opaque, or a TensorDict of batch
+            size ``[1]``. Fields that are not given stay as they are.
+        tag: Merged shallowly into the row's tag.
+        data_parser: Gets the fields as columns and returns the same fields.
+
+    Returns:
+        The key with its merged tag, and the sorted names of the fields that are ready.
+
+    Raises:
+        InvalidInputError, InvalidTypeError: An argument is wrong; then nothing changed.
+        CapacityError: There was no room in time; then nothing changed.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train", {"tokens": torch.arange(7)}, tag={"status": "finished"})
     """
     client = current_client()
     return client.run(client.kv.put_one(key, partition_id, fields, tag, data_parser))
@@ -93,10 +108,26 @@ def kv_batch_put(
     tags: list[Tag] | None = None,
     data_parser: DataParser | None = None,
 ) -> KVBatchMeta:
-    """Create or update the rows of ``keys``, all or nothing; row ``i`` of ``fields`` belongs to ``keys[i]``.
+    """Create or update the rows of ``keys``, all or nothing.
 
-    Returns the keys with their merged tags and the sorted names of all fields ready for every one of them. Raises as
-    ``kv_put`` does.
+    Args:
+        keys: Keys of rows, each once.
+        partition_id: The partition, made with its first row.
+        fields: A TensorDict of batch size ``[len(keys)]``; row ``i`` belongs to ``keys[i]``.
+        tags: A dict for each key, merged shallowly into the row's tag.
+        data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
+
+    Returns:
+        The keys with their merged tags and the sorted names of all fields ready for every one of them.
+
+    Raises:
+        InvalidInputError, InvalidTypeError: An argument is wrong; then nothing changed.
+        CapacityError: There was no room in time; then nothing changed.
+
+    Example:
+        >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
+        >>> tq.kv_batch_put(["a", "b"], "train", rows).fields
+        ['reward', 'tokens']
     """
     client = current_client()
     return client.run(client.kv.put(keys, partition_id, fields, tags, data_parser))
@@ -122,26 +153,48 @@ def kv_batch_get(
     zero_copy: bool = False,
     out: Out | None = None,
     device: Device = None,
+    layout: Layout | None = None,
 ) -> TensorDict:
-    """The rows of ``keys``, in that order, repeated where keys repeat: batch size ``[len(keys)]``.
+    """The rows of ``keys``, in that order, repeated where keys repeat.
 
-    Without ``select_fields``: every field ready for all of them; with it, the named ones. Raises KeyNotFoundError
-    naming missing keys, NotReadyError for a key without data and for a named field that some of the rows lack (with the
-    setting ``missing_fields: drop`` that field is left out), StorageKeyNotFoundError for a row that vanished meanwhile,
-    DataLostError.
+    Args:
+        keys: Keys of rows, or one key.
+        partition_id: The partition.
+        select_fields: The fields to read. None: every field that is ready for all of the rows.
+        zero_copy: Tensors are views of the stored rows where a field's rows lie together in one put, on the same host;
+            else copies. A view must not be written to: it is the stored row, for every reader. Its memory stays in use,
+            though the rows are cleared or overwritten, until the last tensor that refers to it is gone: who holds views
+            for long takes room from the queue's writers and from nobody's reads.
+        out: A TensorDict or mapping with a tensor for every returned field, which is filled and returned: of shape
+            ``(len(keys), ...)``, or jagged with the rows' lengths, of the field's dtype, on any device. All fields are
+            checked before one is written.
+        device: ``"cpu"`` or a CUDA device the tensors are to lie on, copied there on the caller's current stream and
+            complete on return.
+        layout: ``"dense"``: uniform rows as one dense tensor. ``"jagged"``: fields of two or more dimensions as nested
+            tensors. None: as the client's settings say, jagged by default.
 
-    ``zero_copy``: tensors are views of the stored rows where a field's rows lie together in one put, on the same host;
-    else copies. A view must not be written to: it is the stored row, for every reader. Its memory stays in use, though
-    the rows be cleared or overwritten, until the last tensor that refers to it is gone: who holds views for long takes
-    room from the queue's writers and from nobody's reads.
-    ``out``: a TensorDict or mapping with a tensor for every returned field, which is filled and returned: of shape
-    ``(len(keys), ...)``, or jagged with the rows' lengths, of the field's dtype, on any device. All fields are checked
-    before one is written; InvalidInputError names the field that does not fit.
-    ``device``: ``"cpu"`` or a CUDA device the tensors are to lie on, copied there on the caller's current stream and
-    complete on return. InvalidInputError where torch finds no such device.
+    Returns:
+        A TensorDict of batch size ``[len(keys)]``.
+
+    Raises:
+        KeyNotFoundError: Keys that are not in the partition; the message names them.
+        NotReadyError: A key without data, or a named field that some of the rows lack. With the setting
+            ``missing_fields: drop`` such a field is left out.
+        InvalidInputError: A field does not fit ``out``, or torch finds no such device.
+        StorageKeyNotFoundError: A row vanished meanwhile.
+        DataLostError: Rows were lost with their storage unit.
+
+    Example:
+        >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
+        >>> meta = tq.kv_batch_put(["a", "b"], "train", rows)
+        >>> batch = tq.kv_batch_get(["b", "a"], "train", ["tokens"], layout="dense")
+        >>> batch["tokens"].shape
+        torch.Size([2, 7])
     """
     client = current_client()
-    return client.run(client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device))
+    return client.run(
+        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
+    )
 
 
 async def async_kv_batch_get(
@@ -152,11 +205,12 @@ async def async_kv_batch_get(
     zero_copy: bool = False,
     out: Out | None = None,
     device: Device = None,
+    layout: Layout | None = None,
 ) -> TensorDict:
     """See ``kv_batch_get``."""
     client = current_client()
     return await client.async_run(
-        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device)
+        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
     )
 
 
@@ -167,13 +221,23 @@ def kv_batch_get_by_meta(
     zero_copy: bool = False,
     out: Out | None = None,
     device: Device = None,
+    layout: Layout | None = None,
 ) -> TensorDict:
     """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
 
-    Raises InvalidInputError for a meta without partition and for fields it does not have; else as ``kv_batch_get``.
+    Args and Returns are those of ``kv_batch_get``.
+
+    Raises:
+        InvalidInputError: ``meta`` has no partition, or not the named fields. Else as ``kv_batch_get``.
+
+    Example:
+        >>> meta = tq.kv_put("c", "train", {"tokens": torch.ones(7), "reward": torch.tensor(1.0)})
+        >>> batch = tq.kv_batch_get_by_meta(meta, select_fields="reward")
     """
     client = current_client()
-    return client.run(client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device))
+    return client.run(
+        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
+    )
 
 
 async def async_kv_batch_get_by_meta(
@@ -183,18 +247,28 @@ async def async_kv_batch_get_by_meta(
     zero_copy: bool = False,
     out: Out | None = None,
     device: Device = None,
+    layout: Layout | None = None,
 ) -> TensorDict:
     """See ``kv_batch_get_by_meta``."""
     client = current_client()
     return await client.async_run(
-        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device)
+        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
     )
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """``{partition: {key: tag}}`` of one partition, or of all; keys in the order of their first put.
+    """Keys and tags of one partition, or of all.
 
-    An unknown partition gives ``{}``. Raises InvalidTypeError.
+    Returns:
+        ``{partition: {key: tag}}``, keys in the order of their first put; ``{}`` for an unknown partition.
+
+    Raises:
+        InvalidTypeError: ``partition_id`` is no string.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train", tag={"status": "finished"})
+        >>> listed = tq.kv_list("train")["train"]
+        >>> finished = [key for key, tag in listed.items() if tag.get("status") == "finished"]
     """
     client = current_client()
     return client.run(client.kv.list_keys(partition_id))
@@ -209,7 +283,12 @@ async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Forget rows and free their storage; missing keys and partitions are ignored.
 
-    Raises InvalidTypeError, InvalidInputError for an empty list.
+    Raises:
+        InvalidTypeError: A key is no string.
+        InvalidInputError: ``keys`` is an empty list.
+
+    Example:
+        >>> tq.kv_clear(["a", "b"], "train")
     """
     client = current_client()
     client.run(client.kv.clear(keys, partition_id))
@@ -219,3 +298,6 @@ async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """See ``kv_clear``."""
     client = current_client()
     await client.async_run(client.kv.clear(keys, partition_id))
+
+
+share_docstrings(globals())

@@ -216,7 +216,7 @@ EXTENSIONS = {
     "put": {"custom_meta", "is_last"},
     "async_put": {"custom_meta", "is_last"},
     **{
-        f"{prefix}{name}": {"zero_copy", "out", "device"}
+        f"{prefix}{name}": {"zero_copy", "out", "device", "layout"}
         for name in ("kv_batch_get", "kv_batch_get_by_meta", "get_data")
         for prefix in ("", "async_")
     },

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from tests.compat import contract
+from transfer_queue import errors
 from transfer_queue.compat import paths
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -122,9 +123,9 @@ def test_a_module_lists_its_names_and_refuses_others(module: str) -> None:
 
 
 def test_everything_that_is_offered_is_in_the_tables() -> None:
-    offered = set(tq.__all__) - {"__version__", "TransferQueueError"}
+    offered = set(tq.__all__) - {"__version__", *errors.__all__}
     twins = {f"async_{name}" for name in contract.TWINS}
-    known = {*contract.TOP_LEVEL, *contract.ADDED, *twins, "StorageKeyNotFoundError"}
+    known = {*contract.TOP_LEVEL, *contract.ADDED, *twins}
     assert offered <= known, offered - known
     assert isinstance(tq.__version__, str)
     assert issubclass(tq.StorageKeyNotFoundError, KeyError)

@@ -20,7 +20,7 @@ from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.config.server_info import Role, ZMQServerInfo
 from transfer_queue.config.settings import check_settings
-from transfer_queue.errors import ConfigError, NotReadyError
+from transfer_queue.errors import ConfigError, InvalidInputError, NotReadyError
 from transfer_queue.launch.conf import merge_settings
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage.mooncake.testing import servers
@@ -314,3 +314,25 @@ def test_the_manager_call_of_earlier_releases_chooses_their_answer_to_a_missing_
     client.initialize_storage_manager("SimpleStorage", {"zmq_info": {}})
     assert list(client.run(client.kv.get("a", partition, ["x", "values"])).keys()) == ["x"]
     client.close()
+
+
+def test_a_call_and_a_program_can_choose_the_layout(queue: Stack, partition: str) -> None:
+    tq.kv_batch_put(["a", "b"], partition, tensors(2))
+    meta = tq.get_client().get_meta(["x"], partition_id=partition, mode="force_fetch")
+    dense = [
+        tq.kv_batch_get(["a", "b"], partition, layout="dense"),
+        tq.get_client().get_data(meta, layout="dense"),
+        tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a", "b"], [{}, {}], partition, ["x"]), layout="dense"),
+    ]
+    assert [batch["x"].shape for batch in dense] == [torch.Size([2, 2])] * 3
+    assert tq.kv_batch_get(["a", "b"], partition)["x"].is_nested
+    with pytest.raises(InvalidInputError, match="layout"):
+        tq.kv_batch_get("a", partition, layout="square")  # type: ignore[arg-type]
+    script = (
+        "import transfer_queue as tq\n"
+        "tq.init({'layout': 'dense'})\n"
+        f"assert not tq.kv_batch_get(['a', 'b'], {partition!r})['x'].is_nested\n"
+        f"assert tq.kv_batch_get(['a', 'b'], {partition!r}, layout='jagged')['x'].is_nested\n"
+    )
+    done = run_python(script, queue)
+    assert done.returncode == 0, done.stderr

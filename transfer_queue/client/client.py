@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
@@ -23,13 +23,14 @@ from transfer_queue.client.manager import (
     manager_of_backend,
 )
 from transfer_queue.client.operation import Operation, run_async, run_sync
-from transfer_queue.client.options import ClientOptions, MissingFields, missing_fields
+from transfer_queue.client.options import ClientOptions, attach_config_of, missing_fields
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine, attach
-from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, parse_address
-from transfer_queue.config.server_info import ZMQServerInfo, controller_address
-from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError, NotInitializedError
+from transfer_queue.client.twins import share_docstrings
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.server_info import ZMQServerInfo
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, NotInitializedError
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 Out: TypeAlias = "TensorDict | Mapping[str, torch.Tensor]"
 Device: TypeAlias = "str | int | torch.device | None"
+Layout: TypeAlias = Literal["jagged", "dense"]
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
 _attaching = threading.Lock()
 """Of forked children, whose threads may use a client at once."""
@@ -69,7 +71,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
                 raise InvalidInputError(f"{name} must be at least 1, not {value}; it has no further effect")
         self.client_id = check_text("client_id", client_id)
         self._controller_info = controller_info
-        self.config = _attach_config(controller_info)
+        self.config = attach_config_of(controller_info)
         self._options = ClientOptions.of(self.config)
         self._tracer = _tracer(self._options)
         self._pid = 0
@@ -226,21 +228,38 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         token_budget: int | None = None,
         is_last: bool = False,
     ) -> BatchMeta:
-        """Rows as metadata.
+        """Rows as metadata: the next ones that are complete, all, or new ones, as ``mode`` says.
 
-        ``mode`` ``"fetch"``: exactly ``batch_size`` rows whose ``data_fields`` are all ready and which ``task_name``
-        has not consumed; they count as consumed from now on. Waits ``timeout`` seconds (default: 5) for enough rows,
-        then raises WaitTimeoutError; with ``timeout`` 0, or the controller in polling mode, answers with an empty batch
-        at once.
-        With ``lease`` > 0 the rows are delivered at least once: they count as consumed when they are acknowledged
-        (``async_ack``), and are fetched again if that does not come within ``lease`` seconds (``math.inf``: no limit)
-        or this client dies. 0: at most once. None: as the queue says, which is at most once by default.
-        With ``token_budget`` ``batch_size`` may be left out: as many rows as a `TokenBudgetSampler` fits into it.
-        ``"force_fetch"``: all rows of the partition in any state; its ``batch_size`` and task count for nothing.
-        ``"insert"``: ``batch_size`` new rows without data, ``is_last``: the last ones of the partition.
+        Args:
+            data_fields: The fields that the rows are to have, and that ``get_data`` reads.
+            batch_size: How many rows. With ``token_budget`` it may be left out.
+            partition_id: The partition.
+            mode: ``"fetch"``: exactly ``batch_size`` rows whose ``data_fields`` are all ready and which ``task_name``
+                has not consumed; they count as consumed from now on. ``"force_fetch"``: all rows of the partition in
+                any state; ``batch_size`` and ``task_name`` count for nothing. ``"insert"``: ``batch_size`` new rows
+                without data.
+            task_name: Who consumes the rows; needed to fetch.
+            sampling_config: Arguments of the queue's sampler.
+            timeout: Seconds to wait for enough rows, 5 by default. With 0, or the controller in polling mode, the
+                answer is an empty batch at once.
+            lease: Seconds, ``math.inf`` without a limit. Above 0 the rows are delivered at least once: they count as
+                consumed when they are acknowledged (``async_ack``), and are fetched again if that does not come in time
+                or this client dies. 0: at most once. None: as the queue says, at most once by default.
+            token_budget: As many rows as a `TokenBudgetSampler` fits into it.
+            is_last: The rows that ``"insert"`` makes are the last ones of the partition.
 
-        Raises RequestError for an unknown mode, a fetch without task and an unknown partition of a forced one;
-        SamplerError; InvalidTypeError, InvalidInputError.
+        Returns:
+            The rows, in the order in which the sampler gives them.
+
+        Raises:
+            WaitTimeoutError: Too few rows were ready in time; the message says what was missing.
+            RequestError: An unknown mode, a fetch without task, or an unknown partition of a forced one.
+            SamplerError: The sampler raised, or gave rows that it may not give.
+            InvalidTypeError, InvalidInputError: An argument is wrong.
+
+        Example:
+            >>> meta = await client.async_get_meta(["tokens"], 2, "train", task_name="update")
+            >>> batch = await client.async_get_data(meta)
         """
         return await self._async(
             self.rows.get_meta(
@@ -267,29 +286,72 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         custom_meta: list[dict[str, Any]] | None = None,
         is_last: bool = False,
     ) -> BatchMeta:
-        """Write ``data``, of batch size ``[rows]``, to the rows of ``metadata``, or append it to ``partition_id``.
+        """Write rows: append them to a partition, or give fields to rows that exist. All or nothing in a partition.
 
-        Returns ``metadata`` with the written fields added and all rows ready; without ``metadata``, that of the new
-        rows. ``metadata.custom_meta`` is merged into the rows' tags. All or nothing within a partition. ``data_parser``
-        gets ``{field: dense tensor | list of rows}`` and returns the same fields with as many rows. ``custom_meta``: a
-        dict for each row, merged into its tag when the rows become ready. ``is_last``: the partition gets no rows after
-        these (``check_production_completed``). Raises CapacityError, InvalidInputError, InvalidTypeError; RequestError
-        for another number of rows than ``metadata`` has, and for what ``data_parser`` raises.
+        Args:
+            data: A TensorDict of batch size ``[rows]``.
+            metadata: The rows to write to, as many as ``data`` has; its ``custom_meta`` is merged into their tags. None:
+                new rows of ``partition_id``.
+            partition_id: Where new rows go.
+            data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
+            custom_meta: A dict for each row, merged into its tag when the rows become ready.
+            is_last: The partition gets no rows after these: ``async_check_production_completed`` tells, and streaming
+                datasets end.
+
+        Returns:
+            ``metadata`` with the written fields added and all rows ready; without ``metadata``, that of the new rows.
+
+        Raises:
+            CapacityError: There was no room in time.
+            RequestError: ``metadata`` has another number of rows, or ``data_parser`` raised.
+            InvalidInputError, InvalidTypeError: An argument is wrong; then nothing changed.
+
+        Example:
+            >>> rows = TensorDict({"tokens": torch.ones(2, 7, dtype=torch.int64)}, batch_size=[2])
+            >>> meta = await client.async_put(rows, partition_id="train")
+            >>> scores = TensorDict({"score": torch.tensor([0.5, 1.0])}, batch_size=[2])
+            >>> meta = await client.async_put(scores, meta)
         """
         return await self._async(
             self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)
         )
 
     async def async_get_data(
-        self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
+        self,
+        metadata: BatchMeta,
+        *,
+        zero_copy: bool = False,
+        out: Out | None = None,
+        device: Device = None,
+        layout: Layout | None = None,
     ) -> TensorDict:
-        """The fields of ``metadata`` of all its rows, in its order, as independent tensors: batch size ``[rows]``.
+        """The fields of ``metadata`` of all its rows, in its order, as tensors of their own.
 
-        ``zero_copy``, ``out``, ``device``: see ``transfer_queue.kv_batch_get``. Of no rows or no fields: an empty
-        TensorDict of batch size ``[0]``. Raises StorageKeyNotFoundError for a row that is gone, NotReadyError for a
-        field that is not written, DataLostError.
+        Args:
+            metadata: What ``async_get_meta`` or ``async_put`` returned, or a part of it.
+            zero_copy: Views of the stored rows where that is possible; see ``transfer_queue.kv_batch_get``.
+            out: Tensors to fill; see there.
+            device: Where tensors come to lie; see there.
+            layout: ``"dense"``: uniform rows as one dense tensor. ``"jagged"``: fields of two or more dimensions as
+                nested tensors. None: as the client's settings say, jagged by default.
+
+        Returns:
+            A TensorDict of batch size ``[rows]``; of no rows or no fields an empty one of batch size ``[0]``.
+
+        Raises:
+            StorageKeyNotFoundError: A row is gone.
+            NotReadyError: A field is not written.
+            DataLostError: Rows were lost with their storage unit.
+
+        Example:
+            >>> meta = await client.async_get_meta(["tokens"], partition_id="train", mode="force_fetch")
+            >>> batch = await client.async_get_data(meta, layout="dense")
+            >>> batch["tokens"].shape
+            torch.Size([2, 7])
         """
-        return await self._async(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
+        return await self._async(
+            self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device, layout=layout)
+        )
 
     async def async_ack(self, metadata: BatchMeta, task_name: str) -> None:
         """``task_name`` is done with the rows: they are consumed for good, whichever client fetched them.
@@ -439,10 +501,16 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
         )
 
     def get_data(
-        self, metadata: BatchMeta, *, zero_copy: bool = False, out: Out | None = None, device: Device = None
+        self,
+        metadata: BatchMeta,
+        *,
+        zero_copy: bool = False,
+        out: Out | None = None,
+        device: Device = None,
+        layout: Layout | None = None,
     ) -> TensorDict:
         """See ``async_get_data``."""
-        return self._sync(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device))
+        return self._sync(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device, layout=layout))
 
     def ack(self, metadata: BatchMeta, task_name: str) -> None:
         """See ``async_ack``."""
@@ -513,35 +581,15 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
         return await self._async(operation)
 
 
+share_docstrings({name: getattr(TransferQueueClient, name) for name in dir(TransferQueueClient)})
+
+
 def _tracer(options: ClientOptions) -> Tracer | None:
     if options.traces == "no":
         return None
     from transfer_queue.client.spans import open_tracer
 
     return open_tracer(options)
-
-
-def _attach_config(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:
-    if controller_info is None:
-        raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
-    if isinstance(controller_info, AttachConfig):
-        return controller_info
-    missing: MissingFields | None = None
-    if isinstance(controller_info, ZMQServerInfo):  # only programs of 0.1.x have one
-        controller_info, missing = controller_address(controller_info), "drop"
-    if isinstance(controller_info, str):
-        try:
-            parse_address(controller_info)
-        except ConfigError as error:
-            raise InvalidInputError(f"controller_info: {error}") from None
-        return AttachConfig(
-            controller=ControllerAddresses(addresses=[controller_info]),
-            missing_fields=missing,
-            security=AttachSecurity(allow_pickle=True),
-        )
-    raise InvalidTypeError(
-        f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"
-    )
 
 
 def _all(status: Status) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.client.arguments import check_flag
@@ -30,8 +30,18 @@ class Form:
     streams: tuple[torch.cuda.Stream, ...] = ()
 
 
-def form_of(options: ClientOptions, zero_copy: bool = False, out: Any = None, device: Any = None) -> Form:
+def form_of(
+    options: ClientOptions, zero_copy: bool = False, out: Any = None, device: Any = None, layout: Any = None
+) -> Form:
     """Check the arguments of a get against each other. Raises InvalidInputError, InvalidTypeError."""
+    if layout is not None:
+        if not isinstance(layout, str):
+            raise InvalidTypeError(f"layout must be 'jagged' or 'dense', not {type(layout).__name__}")
+        if layout not in ("jagged", "dense"):
+            raise InvalidInputError(f"layout must be 'jagged' or 'dense', not {layout!r}")
+        if out is not None:
+            raise InvalidInputError("out says by its tensors in which layout rows are to lie; leave layout away")
+        options = replace(options, layout="dense" if layout == "dense" else "jagged")
     if not check_flag("zero_copy", zero_copy) and out is None and device is None:
         return Form(options.layout, options.allow_pickle)
     import torch

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transfer_queue.client.arguments import check_seconds
-from transfer_queue.config.attach import AttachConfig
-from transfer_queue.errors import ConfigError
+from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, parse_address
+from transfer_queue.config.server_info import ZMQServerInfo, controller_address
+from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError
 
-__all__ = ["ClientOptions", "MissingFields", "in_ray", "missing_fields"]
+__all__ = ["ClientOptions", "MissingFields", "attach_config_of", "in_ray", "missing_fields"]
 
 MissingFields = Literal["error", "drop"]
 
@@ -100,3 +101,27 @@ def _seconds(name: str, default: float) -> float:
         return check_seconds(name, float(text))
     except ValueError:  # InvalidInputError too
         raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds from 0 on") from None
+
+
+def attach_config_of(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:
+    """What a client is told of its queue, as settings. Raises InvalidInputError, InvalidTypeError."""
+    if controller_info is None:
+        raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
+    if isinstance(controller_info, AttachConfig):
+        return controller_info
+    missing: MissingFields | None = None
+    if isinstance(controller_info, ZMQServerInfo):  # only programs of 0.1.x have one
+        controller_info, missing = controller_address(controller_info), "drop"
+    if isinstance(controller_info, str):
+        try:
+            parse_address(controller_info)
+        except ConfigError as error:
+            raise InvalidInputError(f"controller_info: {error}") from None
+        return AttachConfig(
+            controller=ControllerAddresses(addresses=[controller_info]),
+            missing_fields=missing,
+            security=AttachSecurity(allow_pickle=True),
+        )
+    raise InvalidTypeError(
+        f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"
+    )
