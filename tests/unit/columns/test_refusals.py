@@ -187,6 +187,7 @@ KINDS: list[tuple[Callable[[], torch.Tensor], str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @pytest.mark.usefixtures("distributed")
 @pytest.mark.parametrize(("make", "text"), KINDS, ids=["csr", "mkldnn", "fake", "DTensor"])
 @pytest.mark.parametrize("form", ["column", "rows", "inside an object"])
