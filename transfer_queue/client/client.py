@@ -290,8 +290,8 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
 
         Args:
             data: A TensorDict of batch size ``[rows]``.
-            metadata: The rows to write to, as many as ``data`` has; its ``custom_meta`` is merged into their tags. None:
-                new rows of ``partition_id``.
+            metadata: The rows to write to, as many as ``data`` has; its ``custom_meta`` is merged into their tags.
+                None: new rows of ``partition_id``.
             partition_id: Where new rows go.
             data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
             custom_meta: A dict for each row, merged into its tag when the rows become ready.
