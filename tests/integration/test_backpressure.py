@@ -88,6 +88,19 @@ def test_free_bytes_between_rows_that_stay_and_views_in_use_take_a_put(
     wait_until(lambda: stack.used() < 10e6, "all pieces are free again")
 
 
+def test_a_row_larger_than_every_unit_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "86400")
+    with running_stack(units=2, capacity="16Mi") as stack:
+        client = tq.TransferQueueClient("c", stack.address)
+        rows = [torch.ones(1000), torch.ones(5_000_000), torch.ones(10)]
+        with pytest.raises(CapacityError, match=r"a row of 20\d{6} bytes exceeds the capacity of every storage unit"):
+            client.put(
+                TensorDict({"x": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, [3]), partition_id="p"
+            )
+        assert stack.used() == 0
+        client.close()
+
+
 def test_a_put_larger_than_all_storage_is_refused_before_anything_is_stored(
     stack: Stack, clients: list[tq.TransferQueueClient]
 ) -> None:

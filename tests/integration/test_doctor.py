@@ -136,7 +136,7 @@ def test_a_small_shared_memory(doctor: Doctor) -> None:
     inside = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh")
     code, findings = doctor.run("-f", doctor.resource(), through=inside)
     only(findings, "shared memory", "warn", "8.0 MiB free of 8.0 MiB", "lower spec.storage.capacity")
-    assert code == 1
+    assert code == 0
     code, findings = doctor.run(through=inside)
     only(findings, "shared memory", "warn", "only small blocks", "--shm-size")
     assert code == 0

@@ -207,6 +207,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         await self._wait_for_units(timeout_s)
+        self._placement.check_rows(block)
         parts = min(self._placement.parts(block.nbytes, backend.capabilities.max_block_bytes), max(1, block.rows))
         while True:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.errors import CapacityError
 from transfer_queue.storage.base import UnitInfo
 
@@ -51,6 +52,20 @@ class Placement:
         """Try another unit first from now on."""
         self._turn += 1
         self._run_bytes = 0
+
+    def check_rows(self, block: EncodedBlock) -> None:
+        """Raises CapacityError for a row that no unit could hold even if it were empty."""
+        most = max((info.capacity for info in self._units.values()), default=0)
+        if not most or block.nbytes <= most:
+            return
+        if block.rows == 1:
+            raise CapacityError(
+                f"a row of {block.nbytes} bytes exceeds the capacity of every storage unit, at most {most} bytes; put "
+                "smaller rows, or give the units more memory"
+            )
+        middle = block.rows // 2
+        for rows in ((0, middle), (middle, block.rows)):
+            self.check_rows(block.select(None, rows))
 
     def parts(self, nbytes: int, max_block_bytes: int | None) -> int:
         """In how many blocks a put of ``nbytes`` is split: one unless it does not fit.

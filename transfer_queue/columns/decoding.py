@@ -270,6 +270,7 @@ class _Assembly:
 
     def ragged(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
         if self.may_stay(parts, parts[0].column.value_bytes):
+            _ = parts[0].column.starts  # do the sizes fit the bytes that are there?
             return parts[0].column.take(parts[0].rows)
         shape = schema.shape or ()
         axes = [axis for axis, size in enumerate(shape) if size is None]

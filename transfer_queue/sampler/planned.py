@@ -200,8 +200,18 @@ def tag_number(tag: Mapping[str, Any], name: str, default: float) -> float | Non
 
 
 def total_lengths(rows: list[int], partition: Any) -> list[float]:
-    """Each row's tag ``total_lengths``, 1 where absent."""
+    """Each row's tag ``total_lengths``, 1 where absent.
+
+    Raises InvalidInputError for one that is no finite number from 0 on: sums of it would decide nothing.
+    """
     tags = partition.get_custom_meta(rows) if partition is not None else {}
+    for row in rows:
+        tag = tags.get(row, {})
+        length = tag_number(tag, "total_lengths", 1)
+        if length is None or length < 0:
+            raise InvalidInputError(
+                f"the tag total_lengths must be a number of tokens, not {tag['total_lengths']!r} (row {row})"
+            )
     return [tags.get(row, {}).get("total_lengths", 1) for row in rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,9 @@ def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: 
     (Karmarkar and Karp 1982). ``equal_size``: parts of equally many items; UnequalPartsError if their number does not
     divide.
     """
+    wrong = next((length for length in seqlen_list if not -math.inf < length < math.inf), None)
+    if wrong is not None:
+        raise InvalidInputError(f"lengths of sequences must be finite numbers, not {wrong!r}")
     order = sorted(range(len(seqlen_list)), key=lambda position: (seqlen_list[position], position))
     if equal_size:
         if len(order) % k_partitions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ BATCH: dict[str, Any] = {
     "objects": [1, {"a": torch.zeros(2)}, np.arange(3), [2**70, b"x", 1j]],
     "framed": [np.arange(600), "x", b"y" * 5000, None],
 }
+LAYOUTS: tuple[Literal["jagged", "dense"], ...] = ("jagged", "dense")
 GOOD = bytes(encode(BATCH, rows=4).to_bytes())
 
 
@@ -41,6 +42,9 @@ def read(data: bytes) -> None:
             piece = Piece(view, np.array([0, 3, 1, 2]), np.array([1, 0, 3, 2]))
             schema = next(schema for schema in view.fields if schema.name == name)
             decode({name: [piece]}, 4, [schema], allow_pickle=False)
+            whole = Piece(view, (0, 4), None)
+            for layout in LAYOUTS:
+                decode({name: [whole]}, 4, [schema], layout=layout, copy=False, allow_pickle=False)
 
 
 read(GOOD)  # imports on first use must not count in the peaks below

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.sampler import BaseSampler, PrioritySampler, ReplaySampler, TokenBudgetSampler
+from transfer_queue.sampler import (
+    BaseSampler,
+    PrioritySampler,
+    ReplaySampler,
+    SeqlenBalancedSampler,
+    TokenBudgetSampler,
+)
 
 
 class Tags:
@@ -113,6 +119,9 @@ def test_replay_waits_for_its_minimum() -> None:
     [
         (TokenBudgetSampler(5), lengths(-1), {}, "total_lengths"),
         (TokenBudgetSampler(5), lengths(float("nan")), {}, "total_lengths"),
+        (SeqlenBalancedSampler(1, 2), lengths(float("nan"), 1), {}, r"not nan \(row 0\)"),
+        (SeqlenBalancedSampler(1, 2), lengths(float("inf"), 1), {}, r"not inf \(row 0\)"),
+        (SeqlenBalancedSampler(1, 2), Tags({0: {"total_lengths": 10**400}, 1: {}}), {}, "total_lengths"),
         (TokenBudgetSampler(5), lengths(1), {"flush": "yes"}, "flush"),
         (TokenBudgetSampler(5), lengths(1), {"token_budget": 0}, "token_budget must be positive"),
         (TokenBudgetSampler(5, 2), lengths(1), {"dp_rank": 2}, "less than dp_size"),
