@@ -15,7 +15,7 @@ TOP_LEVEL = {
     "get_client": "()",
     "get_metrics_endpoint": "()",
     "save_checkpoint": "(checkpoint_dir, *include_storage=True, *metadata=None)",
-    "load_checkpoint": "(checkpoint_dir, *, replace=True)",
+    "load_checkpoint": "(checkpoint_dir, *replace=True)",
     "kv_put": "(key, partition_id, fields=None, tag=None, data_parser=None)",
     "kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
     "kv_batch_get": "(keys, partition_id, select_fields=None)",
