@@ -18,7 +18,7 @@ from tests.cluster.console import say, step
 from tests.cluster.control_plane import ControlPlane, addons, admin_kubeconfig
 from tests.cluster.errors import ClusterError
 from tests.cluster.host import CLUSTER_PROGRAMS, require_privileges, require_programs
-from tests.cluster.leftovers import find_leftovers, make_state_folder, remove_leftovers
+from tests.cluster.leftovers import MARKER, find_leftovers, make_state_folder, remove_leftovers
 from tests.cluster.lock import exclusive
 from tests.cluster.network import CONTROL, NODES, make_network
 from tests.cluster.node import SANDBOX_IMAGE, Node
@@ -222,8 +222,11 @@ def _count(processes: Sequence[int]) -> str:
 def _keep_logs() -> Path:
     """Copy the logs of a failed start to where they outlive it."""
     kept = cache_folder() / "failed-start"
-    shutil.rmtree(kept, ignore_errors=True)
+    if (kept / MARKER).exists():
+        shutil.rmtree(kept)
     source = state_folder() / "log"
     if source.exists():
-        shutil.copytree(source, kept)
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / MARKER).touch()
+        shutil.copytree(source, kept, dirs_exist_ok=True)
     return kept

@@ -94,9 +94,21 @@ def build_image(name: str) -> Path:
             _buildah("bud", "--isolation", "chroot", "--layers", "--quiet", *options, str(context))
         with step(f"packing image {name}"):
             _push(image_reference(name), image_reference(name), archive)
-    for old in sorted(archive.parent.glob(f"{name}-*.tar"), key=os.path.getmtime)[:-KEPT_ARCHIVES]:
-        old.unlink()
+    remove_old_archives(name, archive)
     return archive
+
+
+def remove_old_archives(name: str, archive: Path) -> None:
+    """Of the archives of image `name` that were noted in their folder, keep the latest, `archive` among them."""
+    note = archive.parent / ".made"
+    made = [*(note.read_text().split() if note.exists() else []), archive.name]
+    own = [
+        each for each in dict.fromkeys(reversed(made)) if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}\.tar", each)
+    ]
+    old = own[KEPT_ARCHIVES:]
+    for each in old:
+        (archive.parent / each).unlink(missing_ok=True)
+    note.write_text("".join(f"{each}\n" for each in made if each not in old))
 
 
 def load_image(archive: Path, nodes: Sequence[Node]) -> list[str]:
