@@ -19,7 +19,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
+.PHONY: help demo test test-fast compat check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 16
@@ -50,6 +50,9 @@ endif
 
 test-fast: setup ## The pure cores, the units and an integration of each kind, in 90 seconds
 	@$(PYTHON) -m pytest -n 2 --no-loadscope-reorder -q $(FAST) $(PYTEST_ARGS)
+
+compat: setup ## A client's own tests with this library and with 0.1.11 beside it; CLIENT=verl SNAPSHOT=path
+	@$(PYTHON) -m tests.compat.suites $(CLIENT) $(SNAPSHOT) $(COMPAT_ARGS)
 
 check: setup ## Lint, format, types, layers, generated files
 	ruff check .
