@@ -1,11 +1,13 @@
-"""The process that tests/preloaded.py forks: ``python -m tests.nursery FILE_DESCRIPTOR``. It ends with its caller.
+"""The process that tests/preloaded.py forks: ``python -m tests.nursery FILE_DESCRIPTOR MODULE …``.
 
-It imports what Python programs of tests share, and never anything of the product. A forked process leaves ``serve``
-with its request, becomes that program, and ends as any interpreter does, through its exit handlers.
+It imports what Python programs of tests share, and never anything of the product, and ends with its caller. A forked
+process leaves ``serve`` with its request, becomes that program, and ends as any interpreter does, through its exit
+handlers.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -18,17 +20,11 @@ import warnings
 OWN_PATHS = sys.path[1:]
 
 
-def load() -> None:
+def load(modules: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import cloudpickle
-        import msgspec
-        import numpy
-        import pydantic
-        import tensordict
-        import yaml
-    for module in (cloudpickle, msgspec, numpy, pydantic, tensordict, yaml):
-        assert module.__name__ in sys.modules
+        for module in modules:
+            importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"an import has started {threads - 1} threads, which a fork would lose"
 
@@ -91,7 +87,7 @@ def become(request: dict, files: list[int]) -> tuple[str, str]:  # type: ignore[
 
 if __name__ == "__main__":
     caller = socket.socket(fileno=int(sys.argv[1]))
-    load()
+    load(sys.argv[2:])
     wanted = serve(caller)
     caller.close()
     kind, what = become(*wanted)

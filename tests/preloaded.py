@@ -3,8 +3,8 @@
 ``Popen`` and ``run`` take the arguments of their namesakes in ``subprocess`` for a command
 ``[sys.executable, "-c" CODE | "-m" MODULE | SCRIPT, …]``. The process is a child of the caller as any other: it has its
 own pid, pipes, environment and working directory, and can be stopped and killed. Nothing of the product is loaded
-before it starts. A test of what an import does, or of a process's own memory, starts a new interpreter with
-``subprocess`` instead.
+before it starts. ``/proc/PID`` shows the environment and the command line of what it was forked from. A test of these,
+of what an import does, or of a process's own memory starts a new interpreter with ``subprocess`` instead.
 
 A *nursery* makes them: one process of each process of tests, which has imported what they share and has one thread.
 """
@@ -32,7 +32,8 @@ AVAILABLE = sys.platform == "linux"
 class _Nursery:
     """The process that is forked. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
@@ -63,7 +64,7 @@ class _Nursery:
         environ.pop("PYTHONPATH", None)  # a program has its own
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.nursery", str(theirs.fileno())], cwd=ROOT, env=environ,
+                [sys.executable, "-m", "tests.nursery", str(theirs.fileno()), *self._modules], cwd=ROOT, env=environ,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         atexit.register(self._end, os.getpid(), self._process, self._socket)
@@ -75,11 +76,13 @@ class _Nursery:
             process.wait()
 
 
-_nursery = _Nursery()
+_OF_SERVERS = ("msgspec", "numpy", "prometheus_client", "psutil", "pydantic", "uvloop", "yaml")
 
 
 class Popen(subprocess.Popen[Any]):
     """``subprocess.Popen`` for a Python program, forked from a process that has imported torch and tensordict."""
+
+    _nursery = _Nursery(*_OF_SERVERS, "cloudpickle", "tensordict")
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         """Called by ``subprocess.Popen``, by position; the same from Python 3.10 to 3.13."""
@@ -93,10 +96,16 @@ class Popen(subprocess.Popen[Any]):
         request = {"argv": words[1:], "environ": environ, "cwd": str(cwd or os.getcwd())}
         files = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
         try:
-            self.pid = _nursery.fork(request, files)
+            self.pid = self._nursery.fork(request, files)
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+class ServerPopen(Popen):
+    """The same for a server of the product: it has neither torch nor tensordict."""
+
+    _nursery = _Nursery(*_OF_SERVERS)
 
 
 def run(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import artefacts
+from tests import artefacts, preloaded
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,8 @@ class Process:
         self.path.write_text(json.dumps(config))
         self.log = folder / f"{name}.log"
         self.module = module
+        # A forked process shows the environment and the command line of what it was forked from.
+        self._popen = subprocess.Popen if "security" in config else preloaded.ServerPopen
         self.ready: dict[str, Any] = {}
         self.environ: dict[str, str] = {}
         """Besides that of the tests."""
@@ -41,7 +43,7 @@ class Process:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **self.environ}
         command = [sys.executable, "-m", self.module, "--config", str(self.path), "--die-with-parent"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = self._popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=ROOT
             )
 

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.stack import ROOT, Stack
 from tests.waiting import wait_until
 
@@ -26,7 +27,7 @@ def run_python(code: str, stack: Stack | None = None) -> subprocess.CompletedPro
     environ.pop("TQ_CONTROLLER_ADDRESS", None)
     if stack is not None:
         environ["TQ_CONTROLLER_ADDRESS"] = stack.address
-    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=200)
+    return preloaded.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=200)
 
 
 def own_errors(result: subprocess.CompletedProcess[str]) -> list[str]:
@@ -203,7 +204,6 @@ assert "transfer_queue.runtime" not in children(), children()
     ],
 )
 def test_servers_and_a_bare_import_load_no_torch(module: str) -> None:
-    result = run_python(
-        f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])"
-    )
+    code = f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert result.stdout.strip() == "[]", result.stderr

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.dataloader import StreamingDataset, mark_end
@@ -52,7 +53,7 @@ time.sleep(600)
 def test_rows_of_a_killed_consumer_come_again_in_order(stack: Stack, client: tq.TransferQueueClient) -> None:
     put(client, "killed", 6)
     command = [sys.executable, "-c", CONSUMER, stack.address, "killed"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as victim:
+    with preloaded.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"took\n"
         assert client.get_consumption_status("train", "killed")[1].tolist() == [1, 0, 0, 0, 0, 0]  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import transfer_queue.errors
+from tests import preloaded
 from tests.integration.stack import ROOT, Process, Stack, running_stack
 from tests.waiting import wait_until
 
@@ -31,7 +32,7 @@ def rows(count: int, width: int = 1000) -> TensorDict:
 
 def start_client(code: str, *arguments: str) -> subprocess.Popen[bytes]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, env=environ)
+    return preloaded.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, env=environ)
 
 
 PUTTER = """
