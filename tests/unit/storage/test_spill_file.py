@@ -26,3 +26,25 @@ def test_blocks_come_back_whatever_was_freed_between(tmp_path: Path) -> None:
     assert spill.used == 0
     spill.close()
     assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_room_that_lies_apart_takes_a_block(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path, 64 << 10)
+    places = [file.reserve(4096) for _ in range(16)]
+    for place in places[::2]:
+        assert place is not None
+        file.free(place)
+    kept = places[1]
+    assert kept is not None
+    file.write(kept, memoryview(b"k" * 4096))
+    data = random.Random(1).randbytes(30_000)
+    place = file.reserve(len(data))
+    assert place is not None
+    assert len(place.pieces) == 8
+    file.write(place, memoryview(data))
+    assert file.read(place) == data
+    assert file.read(kept) == b"k" * 4096
+    assert file.reserve(4096) is None
+    file.free(place)
+    assert file.used == 8 * 4096
+    file.close()

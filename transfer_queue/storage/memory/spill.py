@@ -47,8 +47,11 @@ class SpillSettings(Document):
     """Accepted and without effect: blocks do not lie on the heap."""
 
 
+_MOST_PIECES = 1 << 14
+
+
 class _Place(NamedTuple):
-    offset: int
+    pieces: Pieces
     nbytes: int
 
 
@@ -74,29 +77,35 @@ class SpillFile:
         return self._extents.used
 
     def reserve(self, nbytes: int) -> _Place | None:
-        """Room for ``nbytes``; None if the capacity is used up."""
-        offset = self._extents.allocate(nbytes)
-        return None if offset is None else _Place(offset, nbytes)
+        """Room for ``nbytes``, in one piece or in several; None if the capacity is used up."""
+        pieces = self._extents.allocate_pieces(nbytes, _MOST_PIECES)
+        return None if pieces is None else _Place(tuple(pieces), nbytes)
 
     def write(self, place: _Place, data: memoryview) -> None:
         """Raises OSError: the disk is full."""
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], place.offset + done)
+        for offset, size in place.pieces:
+            piece, data = data[:size], data[size:]
+            done = 0
+            while done < size:
+                done += os.pwrite(self._file.fileno(), piece[done:], offset + done)
 
     def read(self, place: _Place) -> memoryview:
         """Raises OSError."""
         target = memoryview(bytearray(place.nbytes))
-        done = 0
-        while done < place.nbytes:
-            count = os.preadv(self._file.fileno(), [target[done:]], place.offset + done)
-            if count == 0:
-                raise OSError(f"the spill file ends before {place.offset + place.nbytes}")
-            done += count
+        left = target
+        for offset, size in place.pieces:
+            piece, left = left[:size], left[size:]
+            done = 0
+            while done < size:
+                count = os.preadv(self._file.fileno(), [piece[done:]], offset + done)
+                if count == 0:
+                    raise OSError(f"the spill file ends before {offset + size}")
+                done += count
         return target
 
     def free(self, place: _Place) -> None:
-        self._extents.free(place.offset)
+        for offset, _ in place.pieces:
+            self._extents.free(offset)
         if not self._extents.used:
             os.ftruncate(self._file.fileno(), 0)  # give the disk back
 
