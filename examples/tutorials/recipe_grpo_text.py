@@ -9,7 +9,6 @@ the queue.
 # A prompt is text, an answer is a character, and a reward needs no model: 1 for the right sum, else 0.
 import argparse
 import multiprocessing
-import os
 import random
 import time
 
@@ -133,7 +132,6 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which training gives up")
     arguments = parser.parse_args()
     tq.init({"controller": {"sampler": tq.GRPOGroupNSampler(GROUP)}})
-    os.environ["TQ_CONTROLLER_ADDRESS"] = tq.get_client().config.controller.addresses[0]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "tensordict"])
     trainer = context.Process(target=_attached, args=(train, arguments.goal, arguments.limit))

@@ -7,7 +7,6 @@ the columns it needs and writes its own beside them.
 # %% Workers
 # Each stage is a worker group; here a pool of two processes for all of them. They find the queue by the environment.
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
@@ -39,7 +38,6 @@ def update(meta: tq.KVBatchMeta) -> float:
 # A step is: put prompts, three stages over chunks of the metadata, clear.
 def main() -> None:
     tq.init()
-    os.environ["TQ_CONTROLLER_ADDRESS"] = tq.get_client().config.controller.addresses[0]
     with ProcessPoolExecutor(2, multiprocessing.get_context("forkserver")) as workers:
         for step in range(2):
             prompts = [torch.arange(1, 2 + number % 3) for number in range(8)]

@@ -6,7 +6,6 @@ rows as soon as the columns it needs are ready; nobody waits for a whole batch o
 
 # %% The stages
 import multiprocessing
-import os
 
 import torch
 from tensordict import TensorDict
@@ -56,7 +55,6 @@ def train() -> None:
 # On a cluster these are pods; the queue reaches them by the environment there too.
 def main() -> None:
     tq.init({"controller": {"sampler": tq.RankAwareSampler()}})
-    os.environ["TQ_CONTROLLER_ADDRESS"] = tq.get_client().config.controller.addresses[0]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "tensordict"])
     stages = [context.Process(target=rollout, args=(worker,), daemon=True) for worker in range(WORKERS)]

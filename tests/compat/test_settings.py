@@ -20,8 +20,8 @@ from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.config.server_info import Role, ZMQServerInfo
 from transfer_queue.config.settings import check_settings
-from transfer_queue.errors import ConfigError, InvalidInputError, NotReadyError
-from transfer_queue.launch.conf import merge_settings
+from transfer_queue.errors import ConfigError, InvalidInputError, NotInitializedError, NotReadyError
+from transfer_queue.launch.conf import merge_settings, plan_queue
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage.mooncake.testing import servers
 
@@ -336,3 +336,40 @@ def test_a_call_and_a_program_can_choose_the_layout(queue: Stack, partition: str
     )
     done = run_python(script, queue)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("conf", "text"),
+    [
+        ({"controler": {"sampler": "GRPOGroupNSampler"}}, r"controler: unknown setting; did you mean controller\?"),
+        ({"bakend": {}}, r"bakend: .*did you mean backend\?"),
+        ({"controller": {"samplr": "GRPOGroupNSampler"}}, r"controller\.samplr: .*did you mean controller\.sampler\?"),
+        ({"backend": {"SimpleStorag": SMALL}}, r"did you mean backend\.SimpleStorage\?"),
+        (
+            {"backend": {"SimpleStorage": {"unit_capcity": "1Gi"}}},
+            r"backend\.SimpleStorage\.unit_capcity: .*unit_capacity\?",
+        ),
+        (
+            {"apiVersion": "transferqueue.io/v1alpha1", "kind": "TransferQueue", "spec": {}},
+            "whole TransferQueue res.*tq up",
+        ),
+        ({"securty": {}, "controller": {"addresses": ["127.0.0.1:1"]}}, r"did you mean security\?"),
+        ({"controller": {"sampler": {"nam": "GRPOGroupNSampler"}}}, r"controller\.sampler: nam: unknown field.*name"),
+    ],
+)
+@pytest.mark.parametrize("form", [dict, OmegaConf.create])
+def test_a_name_near_to_a_setting_and_a_whole_resource_are_refused(
+    alone: None, conf: dict[str, Any], text: str, form: Any
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        tq.init(form(conf))
+    with pytest.raises(NotInitializedError):
+        tq.get_client()
+
+
+@pytest.mark.parametrize("form", [dict, OmegaConf.create])
+def test_a_sampler_may_be_a_name_and_arguments(form: Any) -> None:
+    given = {"name": "GRPOGroupNSampler", "args": {"n_samples_per_prompt": 3}}
+    merged = merge_settings(form({"controller": {"sampler": given}}))
+    chosen = plan_queue(merged).controller.sampler
+    assert (chosen.name, chosen.args, chosen.pickled) == ("GRPOGroupNSampler", {"n_samples_per_prompt": 3}, None)

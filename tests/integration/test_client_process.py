@@ -166,19 +166,14 @@ def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.
 
 def test_init_without_a_queue_starts_one_that_ends_with_close() -> None:
     code = """
-import logging, os, subprocess, torch, transfer_queue as tq
+import os, subprocess, torch, transfer_queue as tq
 from transfer_queue.config.server_info import controller_address
-said = []
-class Log(logging.Handler):
-    def emit(self, record):
-        said.append((record.levelname, record.getMessage()))
-logging.basicConfig(level=logging.INFO, handlers=[Log()])
 def children():
     return subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
 conf = tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "32Mi"}}})
 assert conf.backend.storage_backend == "SimpleStorage", conf
-started = "found no queue to attach to: started one of local processes, controller at "
-assert ("INFO", started + controller_address(conf.controller.zmq_info)) in said, said
+assert os.environ["TQ_CONFIG_FILE"].endswith("attach.yaml")
+print(controller_address(conf.controller.zmq_info))
 tq.kv_put("a", "p", {"x": torch.ones(3), "any": object})
 assert tq.kv_batch_get("a", "p")["any"][0] is object
 assert "transfer_queue.runtime" in children()
@@ -189,9 +184,13 @@ tq.init()
 assert tq.kv_batch_get("a", "p")["x"][0].tolist() == [1.0] * 3
 tq.close()
 assert "transfer_queue.runtime" not in children(), children()
+assert "TQ_CONFIG_FILE" not in os.environ
 """
     result = run_python(code)
-    assert (result.returncode, own_errors(result)) == (0, [])
+    assert result.returncode == 0, result.stderr
+    (said,) = own_errors(result)  # one line
+    assert f"started a queue of its own at {result.stdout.split()[0]}" in said
+    assert "TQ_CONFIG_FILE=" in said
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class Link:
     """
 
     def __init__(self, config: AttachConfig, timeout_s: float = 10.0) -> None:
-        self._first = _Line(config.controller.addresses, Credentials(config.security), timeout_s, "controller")
+        credentials = Credentials(config.security, config.target)
+        self._first = _Line(config.controller.addresses, credentials, timeout_s, "controller")
         self._lines: list[_Line] = []
         self._loop = asyncio.new_event_loop()
 

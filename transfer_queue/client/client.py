@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 from transfer_queue.client.arguments import check_count, check_data, check_text
 from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
 from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCalls
+from transfer_queue.client.discovery import attach_config_of
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.manager import (
@@ -23,7 +24,7 @@ from transfer_queue.client.manager import (
     manager_of_backend,
 )
 from transfer_queue.client.operation import Operation, run_async, run_sync
-from transfer_queue.client.options import ClientOptions, attach_config_of, missing_fields
+from transfer_queue.client.options import ClientOptions, missing_fields
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine, attach
@@ -88,6 +89,8 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     def _attach(self) -> None:
         self._io: IoThread = shared_io()
         self._engine = self._io.wait(self._open())
+        pickles = self._engine.controller_attributes.get("pickle")
+        self._options = self._options.decided(self.config.security.allow_pickle, pickles, self._engine.know_servers)
         self._build_operations()
         self._pid = os.getpid()
 
@@ -111,6 +114,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             shared_io().run_copy,
             config.security,
             self._options.connect_s,
+            config.target,
         )
 
     def _ready(self) -> None:
@@ -200,7 +204,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             self._io.wait(self._engine.close(), timeout_s=5.0)  # of the controller that started again
             self._attach()
         check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
-        join_units(config, self.config.controller.addresses[0])
+        join_units(config, self.config.controller.addresses[0], self.config.security.secret)
         missing = missing_fields(self.config.missing_fields, compatible=True)
         self._options = replace(self._options, layout=layout or self._options.layout, missing_fields=missing)
         self._build_operations()

@@ -16,6 +16,7 @@ from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.config.attach import Target
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, BlockRef, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.directory import Shard
@@ -44,6 +45,7 @@ _MARGIN_S = 10.0
 _WAIT_SLICE_S = 0.25
 """How long one full storage unit is waited for before another is tried."""
 _RETRY_S = 0.1
+_ANY = Target()
 _SPLIT_BYTES = 1 << 20
 
 
@@ -57,9 +59,11 @@ class Engine:
         run_copy: Callable[[Callable[[], Any]], Any],
         security: PeerSecurity | None = None,
         shard: Shard | None = None,
+        target: Target = _ANY,
     ) -> None:
-        """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession."""
-        self._credentials = Credentials(security or PeerSecurity())
+        """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession. ``target``: the queue that is
+        meant."""
+        self._credentials = Credentials(security or PeerSecurity(), target)
         self._scopes: dict[int, str] = {}
         self._client_id = client_id
         self._run_copy = run_copy
@@ -119,6 +123,11 @@ class Engine:
     @property
     def controller_attributes(self) -> dict[str, Any]:
         return self._session.welcome.attributes
+
+    @property
+    def know_servers(self) -> bool:
+        """See ``Credentials.know_servers``."""
+        return self._credentials.know_servers
 
     @property
     def address(self) -> str:

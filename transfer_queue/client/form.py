@@ -43,7 +43,7 @@ def form_of(
             raise InvalidInputError("out says by its tensors in which layout rows are to lie; leave layout away")
         options = replace(options, layout="dense" if layout == "dense" else "jagged")
     if not check_flag("zero_copy", zero_copy) and out is None and device is None:
-        return Form(options.layout, options.allow_pickle)
+        return Form(options.layout, options.unpickle)
     import torch
     from tensordict import TensorDictBase
 
@@ -58,7 +58,7 @@ def form_of(
     found = None if device is None else checked_device(device)
     if found is None or found.type == "cpu":
         streams = () if out is None else streams_of(out.values())
-        return Form(options.layout, options.allow_pickle, zero_copy, out, streams=streams)
+        return Form(options.layout, options.unpickle, zero_copy, out, streams=streams)
     if zero_copy:
         raise InvalidInputError(f"zero_copy returns views of this host's memory, which are not on {found}")
-    return Form(options.layout, options.allow_pickle, device=found, streams=(torch.cuda.current_stream(found),))
+    return Form(options.layout, options.unpickle, device=found, streams=(torch.cuda.current_stream(found),))

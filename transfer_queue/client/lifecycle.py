@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.client.options import in_ray
+from transfer_queue.client.discovery import queue_at, ray_launcher
+from transfer_queue.client.ranks import Ranks
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
-from transfer_queue.config.server_info import controller_address
+from transfer_queue.config.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
+from transfer_queue.config.settings import ATTACH_SETTINGS, check_names
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 
 if TYPE_CHECKING:
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["close", "current_client", "get_client", "init", "queue_named_by"]
 
-
-log = logging.getLogger(__name__)
 
 _CLIENT_CHOICES = ("layout", "missing_fields", "traces")
 """Settings of each client, not of the queue."""
@@ -37,6 +38,12 @@ class LocalQueue(Protocol):
     def attach_config(self) -> AttachConfig: ...
 
     def stop(self) -> None: ...
+
+
+class StartedQueue(LocalQueue, Protocol):
+    """A queue of local processes."""
+
+    def write_attach_config(self) -> Path: ...
 
 
 class RayQueue(LocalQueue, Protocol):
@@ -60,6 +67,11 @@ class _State:
         self.local_pid = 0
         self.stops_at_exit = True
         self.conf: dict[str, Any] | None = None
+        self.exported = ""
+        """The file by which children find the queue; ``exporter``: the process that said so."""
+        self.exporter = 0
+        self.ranks: Ranks | None = None
+        """Those that were told of ``local``."""
 
 
 _state = _State()
@@ -70,10 +82,13 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
 
     A queue is looked for in this order: ``conf`` naming it (``{"controller": {"addresses": ["host:port"]}}``, as in the
     file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); where Ray is
-    initialized, the queue of its cluster, which is started there if there is none; else server processes are started on
-    this machine. A queue that is started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this
-    process. ``layout``, ``missing_fields`` and ``traces`` of ``conf`` are this process's choice, wherever the queue is
-    found. Returns the merged settings if it started the queue, ``conf`` as given if it attached.
+    initialized, the queue of its cluster, which is started there if there is none; among the ranks of a ``torchrun``
+    job on one machine, the queue that rank 0 starts; else server processes are started on this machine. A queue that is
+    started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this process. Children that this
+    process starts from then on find it by ``TQ_CONFIG_FILE``. ``layout``, ``missing_fields`` and ``traces`` of ``conf``
+    are this process's choice, wherever the queue is found.
+
+    Returns the merged settings if it started the queue, ``conf`` as given if it attached.
 
     Raises ConfigError, StartError, ConnectionLostError.
     """
@@ -83,28 +98,51 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
             return cast("DictConfig | None", conf)
         if _attach_to_own(conf):
             return cast("DictConfig | None", conf)
+        check_names(_plain(conf) or {})
         found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
             _state.client = _attach(_with_choices(found, conf))
             _state.conf = _plain(conf)
             return cast("DictConfig | None", conf)
-        launched = _ray_launcher()
+        launched = ray_launcher()
         if launched is not None:
             queue, merged = launched.find_or_start(conf)
             _attach_in_ray(queue, conf)
             _state.conf = _plain(conf)
             return cast("DictConfig | None", merged if queue.created else conf)
-        local, merged = _start_local(conf)
+        ranks = Ranks.of(os.environ)
+        if ranks is not None and ranks.rank > 0:
+            found, path = ranks.find()
+            _state.client = _attach(_with_choices(found, conf))
+            _export(path)
+            _state.conf = _plain(conf)
+            return cast("DictConfig | None", conf)
+        return _start(conf, ranks)
+
+
+def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> DictConfig:
+    """A queue of this process, which it attaches to and lets its children and the other ``ranks`` find."""
+    local, merged = _start_local(conf)
+    _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
+    try:
+        _state.client = _attach(_with_choices(local.attach_config, conf))
+        path = str(local.write_attach_config())
+        _export(path)
         where = ", ".join(local.attach_config.controller.addresses)
-        log.info("found no queue to attach to: started one of local processes, controller at %s", where)
-        _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
-        try:
-            _state.client = _attach(_with_choices(local.attach_config, conf))
-        except BaseException:
-            close()
-            raise
-        _state.conf = _plain(conf)
-        return merged
+        print(
+            f"transfer_queue: found no queue and started a queue of its own at {where}; child processes find it, other "
+            f"processes of this user by TQ_CONFIG_FILE={path}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if ranks is not None:
+            ranks.publish(path)
+            _state.ranks = ranks
+    except BaseException:
+        close()
+        raise
+    _state.conf = _plain(conf)
+    return merged
 
 
 def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:
@@ -131,13 +169,30 @@ def _close(*, at_exit: bool) -> None:
     with _state.lock:
         client, _state.client = _state.client, None
         local, _state.local = _state.local, None
+        ranks, _state.ranks = _state.ranks, None
         _state.conf = None
         try:
             if client is not None:
                 client.close()
         finally:
             if local is not None and _state.local_pid == os.getpid() and (_state.stops_at_exit or not at_exit):
+                if ranks is not None:
+                    ranks.withdraw()
                 local.stop()
+            if _state.exporter == os.getpid():
+                _withdraw()
+
+
+def _export(attach_file: str) -> None:
+    """Let processes that this one starts find its queue."""
+    os.environ["TQ_CONFIG_FILE"] = _state.exported = attach_file
+    _state.exporter = os.getpid()
+
+
+def _withdraw() -> None:
+    exported, _state.exported = _state.exported, ""
+    if exported and os.environ.get("TQ_CONFIG_FILE") == exported:
+        del os.environ["TQ_CONFIG_FILE"]
 
 
 def get_client() -> TransferQueueClient:
@@ -159,7 +214,7 @@ def current_client() -> TransferQueueClient:
     with _state.lock:
         if _state.client is None:
             found = attach_from_environment()
-            launched = None if found is not None else _ray_launcher()
+            launched = None if found is not None else ray_launcher()
             queue = None if launched is None else launched.find()
             if queue is not None:
                 return _attach_in_ray(queue)
@@ -174,11 +229,6 @@ def current_client() -> TransferQueueClient:
 
 def _attach(config: AttachConfig) -> TransferQueueClient:
     return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
-
-
-def _ray_launcher() -> Any:
-    """The module that starts and finds queues in Ray, if the program has initialized Ray."""
-    return importlib.import_module("transfer_queue.launch.ray_cluster") if in_ray() else None
 
 
 def _attach_in_ray(queue: RayQueue, conf: DictConfig | Mapping[str, Any] | None = None) -> TransferQueueClient:
@@ -204,14 +254,20 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
         addresses = [controller_address(info)]
     if not addresses:
         return None
-    known: dict[str, Any] = {name: plain[name] for name in ("name", "security", *_CLIENT_CHOICES) if name in plain}
+    known: dict[str, Any] = {name: plain[name] for name in ATTACH_SETTINGS if name in plain}
+    if isinstance(info, ZMQServerInfo) and info.secret is not None and info.address(CONTROLLER_PORT_NAME) in addresses:
+        known["security"] = {"secret": info.secret, **(known.get("security") or {})}
+    elif isinstance(addresses, list) and not (known.get("security") or {}).keys() - {"allowPickle", "allow_pickle"}:
+        elsewhere = queue_at(str(addresses[0]))
+        shown = {} if elsewhere is None else elsewhere.security.model_dump(exclude={"allow_pickle"}, exclude_none=True)
+        known["security"] = {**shown, **(known.get("security") or {})}
     found = validate_document(AttachConfig, {**known, "controller": {"addresses": addresses}}, "conf")
     for address in found.controller.addresses:
         try:
             parse_address(address)
         except ConfigError as error:
             raise ConfigError(f"conf: controller.addresses: {error}") from None
-    return found
+    return found.found_in("controller.addresses of conf" if controller.get("addresses") else "zmq_info of conf")
 
 
 def _with_choices(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig:
@@ -225,7 +281,7 @@ def _with_choices(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | N
     return config.model_copy(update={name: getattr(checked, name) for name in chosen})
 
 
-def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueue, DictConfig]:
+def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[StartedQueue, DictConfig]:
     try:
         launch = importlib.import_module("transfer_queue.launch.conf")
     except ModuleNotFoundError as error:
@@ -233,7 +289,7 @@ def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[LocalQueu
             f"cannot start local server processes: {error}; set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS to attach to "
             "a running queue"
         ) from None
-    return cast("tuple[LocalQueue, DictConfig]", launch.start_local(conf))
+    return cast("tuple[StartedQueue, DictConfig]", launch.start_local(conf))
 
 
 def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transfer_queue.client.parser import DataParser
 from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, StartError
+from transfer_queue.runtime.secret import new_nonce, prove
 from transfer_queue.storage.registered.registry import StorageManagerFactory
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ def check_registered(manager_type: str, config: Mapping[str, Any], backend: str,
         )
 
 
-def join_units(config: Mapping[str, Any], controller: str) -> None:
-    """Tell storage units of ``config`` that wait for their controller where it is.
+def join_units(config: Mapping[str, Any], controller: str, secret: str | None = None) -> None:
+    """Tell storage units of ``config`` that wait for their controller where it is, and the ``secret`` of its queue.
 
     Others, which dialled in to their controller by themselves, need not be told. Raises ConnectionLostError,
     StartError.
@@ -135,7 +136,7 @@ def join_units(config: Mapping[str, Any], controller: str) -> None:
     infos = config.get("zmq_info") or config.get("storage_unit_infos") or {}
     for info in infos.values() if isinstance(infos, Mapping) else infos:
         if isinstance(info, ZMQServerInfo) and JOIN_PORT_NAME in info.ports:
-            _join(info, controller)
+            _ask(info, {"controller": controller, "secret": secret})
 
 
 def join_store(manager_type: str, config: Mapping[str, Any], controller: object) -> bool:
@@ -153,13 +154,12 @@ def join_store(manager_type: str, config: Mapping[str, Any], controller: object)
     return True
 
 
-def _join(info: ZMQServerInfo, controller: str) -> None:
-    _ask(info, {"controller": controller})
-
-
 def _ask(info: ZMQServerInfo, asked: dict[str, Any]) -> None:
+    port, nonce = info.ports[JOIN_PORT_NAME], new_nonce()
+    if info.secret is not None:
+        asked = {**asked, "nonce": nonce.hex(), "proof": prove(info.secret, "client", port, nonce).hex()}
     try:
-        with socket.create_connection((info.ip, info.ports[JOIN_PORT_NAME]), timeout=_JOIN_S) as connection:
+        with socket.create_connection((info.ip, port), timeout=_JOIN_S) as connection:
             connection.sendall(json.dumps(asked).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 answer = json.loads(stream.readline() or b'{"error": "no answer"}')

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from transfer_queue.client.arguments import check_seconds
-from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, parse_address
-from transfer_queue.config.server_info import ZMQServerInfo, controller_address
-from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError
+from transfer_queue.config.attach import AttachConfig
+from transfer_queue.errors import ConfigError
 
-__all__ = ["ClientOptions", "MissingFields", "attach_config_of", "in_ray", "missing_fields"]
+__all__ = ["ClientOptions", "MissingFields", "in_ray", "missing_fields"]
 
 MissingFields = Literal["error", "drop"]
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Seconds. ``layout``, ``missing_fields`` and ``allow_pickle``: see ``config.attach``."""
+    """Seconds. ``layout`` and ``missing_fields``: see ``config.attach``. ``allow_pickle``: as a writer; ``unpickle``:
+    as a reader."""
 
     layout: Literal["jagged", "dense"] = "jagged"
     missing_fields: MissingFields = "error"
     allow_pickle: bool = True
+    unpickle: bool = True
     connect_s: float = 30.0
     request_s: float = 60.0
     """Any request but for what it waits for on purpose."""
@@ -41,7 +42,8 @@ class ClientOptions:
         return cls(
             layout=_layout(config.layout),
             missing_fields=missing_fields(config.missing_fields, compatible=in_ray()),
-            allow_pickle=config.security.allow_pickle,
+            allow_pickle=bool(config.security.allow_pickle),
+            unpickle=bool(config.security.allow_pickle),
             connect_s=_seconds("TQ_CONNECT_TIMEOUT", cls.connect_s),
             request_s=_seconds("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", cls.request_s),
             # Two variables of 0.1.x that bound the same wait; the longer one was in effect.
@@ -52,6 +54,13 @@ class ClientOptions:
             put_wait_s=_seconds("TQ_PUT_WAIT", cls.put_wait_s),
             traces=_traces(config.traces),
         )
+
+    def decided(self, given: bool | None, queue: bool | None, authentic: bool) -> ClientOptions:
+        """Whether values are pickled and unpickled. ``given``: as the settings here say, if they do; ``queue``: as the
+        queue says; ``authentic``: is it known to be the queue? Its no always counts, its yes only then."""
+        if queue is False or given is False:
+            return replace(self, allow_pickle=False, unpickle=False)
+        return replace(self, allow_pickle=bool(given or queue), unpickle=bool(given or (queue and authentic)))
 
 
 def _layout(default: Literal["jagged", "dense"]) -> Literal["jagged", "dense"]:
@@ -101,27 +110,3 @@ def _seconds(name: str, default: float) -> float:
         return check_seconds(name, float(text))
     except ValueError:  # InvalidInputError too
         raise ConfigError(f"environment variable {name}: {text!r} is not a number of seconds from 0 on") from None
-
-
-def attach_config_of(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:
-    """What a client is told of its queue, as settings. Raises InvalidInputError, InvalidTypeError."""
-    if controller_info is None:
-        raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
-    if isinstance(controller_info, AttachConfig):
-        return controller_info
-    missing: MissingFields | None = None
-    if isinstance(controller_info, ZMQServerInfo):  # only programs of 0.1.x have one
-        controller_info, missing = controller_address(controller_info), "drop"
-    if isinstance(controller_info, str):
-        try:
-            parse_address(controller_info)
-        except ConfigError as error:
-            raise InvalidInputError(f"controller_info: {error}") from None
-        return AttachConfig(
-            controller=ControllerAddresses(addresses=[controller_info]),
-            missing_fields=missing,
-            security=AttachSecurity(allow_pickle=True),
-        )
-    raise InvalidTypeError(
-        f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"
-    )

@@ -13,6 +13,7 @@ import msgspec
 from transfer_queue.control.commands import Command, Fetch, Reply
 from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
+    ConfigError,
     ConnectionLostError,
     NotAuthorizedError,
     NotInitializedError,
@@ -42,6 +43,8 @@ _RETRY_S = (0.1, 1.0)
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
+_SILENCE_S = 2.0
+"""How long the first attach may take before it is said that, and for what, this process waits."""
 
 
 class ControllerSession:
@@ -67,7 +70,7 @@ class ControllerSession:
         self._keepalive = keepalive
         self._changed = changed
         self._credentials = credentials
-        self._refused: NotAuthorizedError | None = None
+        self._refused: NotAuthorizedError | ConfigError | None = None
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -95,13 +98,22 @@ class ControllerSession:
 
     async def open(self, timeout_s: float) -> None:
         """Connect for the first time. Raises ConnectionLostError."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         self.start()
+        said = loop.call_later(_SILENCE_S, self._say_waiting, timeout_s)
         try:
             await self._connection_until(deadline)
         except (TransferQueueError, asyncio.CancelledError):
             self.close()
             raise
+        finally:
+            said.cancel()
+
+    def _say_waiting(self, timeout_s: float) -> None:
+        reason = self._failure or f"no answer from the {self._what} at {self.address}"
+        origin = self._credentials.target.origin
+        log.warning("%s%s; trying for %g s in all", reason, f" ({origin})" if origin else "", timeout_s)
 
     def start(self) -> None:
         """Begin to connect; requests wait for it."""
@@ -127,7 +139,8 @@ class ControllerSession:
         self.close()
 
     def check_open(self) -> None:
-        """Raises NotInitializedError once closed, ConnectionLostError once given up, NotAuthorizedError if refused."""
+        """Raises NotInitializedError once closed, ConnectionLostError once given up; NotAuthorizedError if refused and
+        ConfigError if the queue is another than is meant, at the first attach."""
         if self._refused is not None:
             raise self._refused
         if self._gone:
@@ -217,7 +230,9 @@ class ControllerSession:
                 await asyncio.wait_for(self._connected.wait(), max(0.0, deadline - loop.time()))
             except (TimeoutError, asyncio.TimeoutError):
                 reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
-                raise ConnectionLostError(f"{reason}; {_ADVICE}") from None
+                origin = self._credentials.target.origin
+                advice = f"{origin} names it: check that it runs, or correct or unset that" if origin else _ADVICE
+                raise ConnectionLostError(f"{reason}; {advice}") from None
         return self._connection
 
     async def _reconnect(self, attempt: int = 0) -> None:
@@ -228,7 +243,7 @@ class ControllerSession:
                 try:
                     await self._connect(address)
                     return
-                except NotAuthorizedError as error:
+                except (NotAuthorizedError, ConfigError) as error:
                     self._failure = error
                     if not self.welcome.run:  # an admitted client tries on: its new credentials may be on their way
                         self._refused = error

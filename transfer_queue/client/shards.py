@@ -14,11 +14,14 @@ from typing import Any, TypeAlias
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.reading import LoadedBatch
 from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.config.attach import Target
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 
 __all__ = ["QueueEngine", "ShardedEngine", "attach", "engines_of"]
+
+_ANY = Target()
 
 
 class ShardedEngine:
@@ -48,6 +51,10 @@ class ShardedEngine:
     def controller_attributes(self) -> dict[str, Any]:
         """Of the shard that this client attached to first."""
         return self._first.controller_attributes
+
+    @property
+    def know_servers(self) -> bool:
+        return self._first.know_servers
 
     def beside(self, name: str, partition: str) -> str:
         shards = len(self.engines)
@@ -95,12 +102,14 @@ async def attach(
     run_copy: Callable[[Callable[[], Any]], Any],
     security: PeerSecurity | None,
     timeout_s: float,
+    target: Target = _ANY,
 ) -> QueueEngine:
     """Attach to the queue that has a controller at one of ``addresses``, which names the others if there are any.
 
-    Those may be away: requests for their partitions wait for them. Raises ConfigError, ConnectionLostError.
+    Those may be away: requests for their partitions wait for them. Raises ConfigError, also if the queue is not
+    ``target``, and ConnectionLostError.
     """
-    first = Engine(addresses, client_id, run_copy, security)
+    first = Engine(addresses, client_id, run_copy, security, target=target)
     await first.open(timeout_s)
     found = first.shard
     if found is None:
@@ -110,7 +119,7 @@ async def attach(
         if number == found.number:
             engines.append(first)
         else:
-            engine = Engine([address], client_id, run_copy, security, Shard(number, found.addresses))
+            engine = Engine([address], client_id, run_copy, security, Shard(number, found.addresses), target)
             engine.start()
             engines.append(engine)
     return ShardedEngine(engines, first)

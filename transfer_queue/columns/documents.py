@@ -224,7 +224,10 @@ class _Reader:
 
     def unpickled(self, payload: memoryview) -> Any:
         if not self.allow_pickle:
-            raise InvalidTypeError(f"the value was pickled, and unpickling is off here; to read it {_ALLOW}")
+            raise InvalidTypeError(
+                "the value was pickled, and unpickling is off here, as the queue does not allow it or did not prove to "
+                f"be that queue; to read it {_ALLOW}, and attach by the queue's own settings (TQ_CONFIG_FILE)"
+            )
         try:
             return pickle.loads(payload)
         except (ImportError, AttributeError) as error:

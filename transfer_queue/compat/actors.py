@@ -16,6 +16,7 @@ from transfer_queue.compat.utilities import get_node_ip_address
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.document import parse_bytes
 from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.config.security import ServerSecurity
 from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError
 from transfer_queue.launch.actor_class import ActorClass, SimpleStorageUnit, TransferQueueController
@@ -24,6 +25,7 @@ from transfer_queue.launch.controller_calls import ControllerCalls
 from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.launch.unit_host import UnitHost
+from transfer_queue.runtime.secret import new_secret
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class ControllerHost(ControllerCalls):
         ):
             raise InvalidTypeError(f"sampler must be a BaseSampler, its class or its name, not {sampler!r}")
         self._host = host or get_node_ip_address()
+        secret = new_secret()
         config = self._settings = ControllerConfig(
             name="queue",
             host=self._host,
@@ -59,14 +62,17 @@ class ControllerHost(ControllerCalls):
             metrics_port=0,
             sampler=sampler_choice(sampler),
             polling_mode=polling_mode,
+            allow_pickle=True,
+            security=ServerSecurity(secret=secret),
         )
         super().__init__()
+        self.secret = secret
         self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._server = ServerProcess("controller", "transfer_queue.runtime.controller", config, self._directory)
         self._store: dict[str, Any] | None = None
         self._unit: ServerProcess | None = None
         self._lock = threading.Lock()
-        self._joining = JoinListener("controller", self._host, self._join)
+        self._joining = JoinListener("controller", self._host, secret, self._join)
         started = False
         try:
             for _ in wait_until_serving([self._server], _START_S):
@@ -78,7 +84,8 @@ class ControllerHost(ControllerCalls):
     def get_zmq_server_info(self) -> ZMQServerInfo:
         """Where the controller answers, and where it can be told its store."""
         info = super().get_zmq_server_info()
-        return ZMQServerInfo(info.role, info.id, info.ip, {**info.ports, JOIN_PORT_NAME: self._joining.port})
+        info.ports[JOIN_PORT_NAME] = self._joining.port
+        return info
 
     def _join(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Keep the queue's rows in the Mooncake store of ``asked["mooncake"]`` from now on: a section of settings that
@@ -103,7 +110,9 @@ class ControllerHost(ControllerCalls):
         self._server = ServerProcess(
             "controller", "transfer_queue.runtime.controller", self._settings.model_copy(update=update), self._directory
         )
-        unit = plan.unit_configs(address)[0].model_copy(update={"host": self._host})
+        unit = plan.unit_configs(address)[0].model_copy(
+            update={"host": self._host, "security": self._settings.security}
+        )
         for _ in wait_until_serving([self._server], _START_S):
             self._unit = ServerProcess(unit.name, "transfer_queue.runtime.storage_unit", unit, self._directory)
             for _ in wait_until_serving([self._unit], _START_S):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from transfer_queue.config.document import Document, TerseDocument, load_document, validate_document
 from transfer_queue.config.security import PeerSecurity
@@ -16,6 +17,7 @@ __all__ = [
     "AttachConfig",
     "AttachSecurity",
     "ControllerAddresses",
+    "Target",
     "attach_from_environment",
     "join_address",
     "parse_address",
@@ -29,13 +31,39 @@ class ControllerAddresses(Document):
 
 
 class AttachSecurity(PeerSecurity):
-    """``allow_pickle``: may values that msgpack cannot carry be pickled by writers and unpickled by readers?"""
+    """``allow_pickle``: may values that msgpack cannot carry be pickled by writers and unpickled by readers? None: as
+    the queue says, if it proves that it is the queue. A queue that says no is always obeyed."""
 
-    allow_pickle: bool = False
+    allow_pickle: bool | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which queue is meant. None: any. ``origin``: the setting that names it."""
+
+    name: str | None = None
+    uid: str | None = None
+    origin: str = ""
+
+    def mismatch(self, name: str, uid: str | None, address: str) -> str | None:
+        """Why the queue that answers at ``address`` is another one; None if it is not."""
+        found = name if name != (self.name or name) else f"{name} with uid {uid}"
+        if self.name not in (None, name):
+            meant = f"queue {self.name}"
+        elif self.uid is not None and uid is not None and self.uid != uid:
+            meant = f"queue {self.name or name} with uid {self.uid}"
+        else:
+            return None
+        where = f" {self.origin} names" if self.origin else ""
+        return (
+            f"the controller at {address} is that of queue {found}, and{where or ' here is meant'} {meant}: that queue "
+            "has ended or moved; start it again, or name the queue that you mean"
+        )
 
 
 class AttachConfig(TerseDocument):
-    """Everything else (backend, its settings, units) comes from the controller.
+    """Everything else (backend, its settings, units) comes from the controller, which is refused if it is that of a
+    queue with another ``name`` or ``uid``.
 
     ``layout``: how fields of two or more dimensions come back. ``missing_fields``: what a get by key does with a named
     field that some of the rows lack: ``error`` refuses it, ``drop`` leaves it out as 0.1.x does; None: ``drop`` where
@@ -43,12 +71,24 @@ class AttachConfig(TerseDocument):
     environment asks for them.
     """
 
-    name: str = "default"
+    name: str | None = None
+    uid: str | None = None
     controller: ControllerAddresses
     layout: Literal["jagged", "dense"] = "jagged"
     missing_fields: Literal["error", "drop"] | None = None
     traces: bool | None = None
     security: AttachSecurity = AttachSecurity()
+    _origin: str = PrivateAttr(default="")
+
+    def found_in(self, origin: str) -> AttachConfig:
+        """The same; errors say that ``origin`` names it."""
+        self._origin = origin
+        return self
+
+    @property
+    def target(self) -> Target:
+        """Which queue is meant."""
+        return Target(self.name, self.uid, self._origin)
 
 
 def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachConfig | None:
@@ -58,13 +98,24 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
     """
     environ = os.environ if environ is None else environ
     if path := environ.get("TQ_CONFIG_FILE"):
-        return load_document(AttachConfig, path)
+        if not os.path.exists(path):
+            raise ConfigError(
+                f"TQ_CONFIG_FILE={path}: there is no such file; the queue that made it has ended or never started: "
+                "start it and set the variable to its file, or unset it"
+            )
+        return load_document(AttachConfig, path).found_in(f"TQ_CONFIG_FILE={path}")
     if addresses := environ.get("TQ_CONTROLLER_ADDRESS"):
         listed = [item.strip() for item in addresses.split(",") if item.strip()]
         for item in listed:
             parse_address(item)
-        named = {"controller": {"addresses": listed}, "security": _security_from(environ)}
-        return validate_document(AttachConfig, named, "TQ_CONTROLLER_ADDRESS")
+        named = {
+            "name": environ.get("TQ_QUEUE_NAME") or None,
+            "uid": environ.get("TQ_QUEUE_UID") or None,
+            "controller": {"addresses": listed},
+            "security": _security_from(environ),
+        }
+        found = validate_document(AttachConfig, named, "TQ_CONTROLLER_ADDRESS")
+        return found.found_in(f"TQ_CONTROLLER_ADDRESS={addresses}")
     return None
 
 

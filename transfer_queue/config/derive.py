@@ -28,6 +28,7 @@ class Site:
         arenas: Folder of the arenas; None: the default.
         spill: Folder of the blocks that spill to disk; used if the backend spills.
         security: Files of the servers.
+        uid: Identity of the queue.
     """
 
     host: str
@@ -39,6 +40,7 @@ class Site:
     arenas: str | None = None
     spill: str = ""
     security: ServerSecurity | None = None
+    uid: str | None = None
 
 
 def controller_config(name: str, spec: Spec, site: Site) -> ControllerConfig:
@@ -59,7 +61,11 @@ def controller_config(name: str, spec: Spec, site: Site) -> ControllerConfig:
         # Those of the backend ray are actors of programs, which start as many as they like.
         expected_units=0 if spec.backend.kind == "ray" else spec.storage.replicas,
         **_given(
-            advertise_host=site.controller_host, journal=site.journal if durable else None, security=site.security
+            advertise_host=site.controller_host,
+            journal=site.journal if durable else None,
+            security=site.security,
+            uid=site.uid,
+            allow_pickle=spec.security.allow_pickle or None,
         ),
     )
 

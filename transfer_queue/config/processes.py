@@ -60,6 +60,10 @@ class ControllerConfig(Document):
 
     name: str = "default"
     """Name of the queue."""
+    uid: str | None = None
+    """Identity of the queue, the same after every restart; clients refuse a queue with another one than they know."""
+    allow_pickle: bool | None = None
+    """What clients that do not know otherwise are told; see ``AttachSecurity``. Servers never unpickle."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=defaults.CONTROLLER_PORT, ge=0, le=65535)

@@ -50,6 +50,9 @@ class ZMQServerInfo:
     The name is that of 0.1.x; nothing here speaks ZeroMQ.
     """
 
+    secret: str | None = None
+    """See ``PeerSecurity``. It goes with the object to other processes, and is in no text of it."""
+
     def __init__(self, role: Role | str, id: str, ip: str, ports: dict[str, int]) -> None:  # noqa: A002 - as in 0.1.x
         self.role = role
         self.id = id
@@ -82,10 +85,13 @@ class ZMQServerInfo:
         return f"ZMQServerInfo(role={self.role!s}, id={self.id!r}, ip={self.ip!r}, ports={self.ports})"
 
 
-def server_info(role: Role, name: str, address: str) -> ZMQServerInfo:
+def server_info(role: Role, name: str, address: str, secret: str | None = None) -> ZMQServerInfo:
     """The info of a server of this release at ``address`` (host:port). Raises ConfigError."""
     host, port = parse_address(address)
-    return ZMQServerInfo(role, name, host, {CONTROLLER_PORT_NAME if role is Role.CONTROLLER else UNIT_PORT_NAME: port})
+    info = ZMQServerInfo(role, name, host, {CONTROLLER_PORT_NAME if role is Role.CONTROLLER else UNIT_PORT_NAME: port})
+    if secret is not None:
+        info.secret = secret
+    return info
 
 
 def controller_address(info: object) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib.resources
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from transfer_queue.config.document import parse_bytes
 from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.errors import ConfigError
 
-__all__ = ["check_settings"]
+__all__ = ["ATTACH_SETTINGS", "check_names", "check_settings"]
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +24,11 @@ MOONCAKE = "backend.MooncakeStore"
 _IN_EFFECT = ("controller", "metrics", SIMPLE, MOONCAKE)
 """Sections whose entries are looked at; the section ``ray`` is a document of its own."""
 _ADDED = {"metrics.endpoint", "controller.addresses"}
+_NAMED = ("controller", "metrics", "backend")
+_NEAR = 0.8
+"""How much of a name has to agree with that of a setting to be a slip; 1: all of it."""
+ATTACH_SETTINGS = ("name", "uid", "layout", "missing_fields", "traces", "security")
+"""What ``conf`` may say, besides ``controller``, where it names a queue."""
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[object], str]:
@@ -76,6 +85,34 @@ _WITHOUT_EFFECT = {
     f"{SIMPLE}.zmq_info": "it is filled in with the units that are started",
     f"{SIMPLE}.storage_unit_infos": "the units are those that are started",
 }
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Refuse what is meant to be a setting and is none: names near to one, and whole resources.
+
+    Other names are a program's own, and kept. Raises ConfigError.
+    """
+    if "spec" in given and ("kind" in given or "apiVersion" in given):
+        raise ConfigError(
+            "conf is a whole TransferQueue resource, and init() takes settings as in config.yaml: start the resource "
+            "with tq up -f FILE (or kubectl apply -f FILE) and call init() without it"
+        )
+    text = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
+    _check_names(given, {**yaml.safe_load(text), **dict.fromkeys(ATTACH_SETTINGS)}, "")
+
+
+def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    chosen = given.get("storage_backend")
+    for name, value in given.items():
+        path = f"{prefix}{name}"
+        section = known.get(name)
+        if isinstance(section, Mapping) and isinstance(value, Mapping) and path.startswith(_NAMED):
+            _check_names(value, section, f"{path}.")
+        if name in known or path in _ADDED or name == chosen or path in _WITHOUT_EFFECT:
+            continue
+        near = difflib.get_close_matches(str(name), [str(other) for other in known if other not in given], 1, _NEAR)
+        if near:
+            raise ConfigError(f"{path}: unknown setting; did you mean {prefix}{near[0]}?")
 
 
 def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray: bool = False) -> None:

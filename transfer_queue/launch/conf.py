@@ -109,6 +109,7 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         unit_capacity=cast("int", parse_bytes(capacity or defaults.STORAGE_CAPACITY)),
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
+        allow_pickle=True,
     )
     metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
     controller = plan.controller.model_copy(update={"metrics_port": metrics_port})
@@ -216,7 +217,9 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     attach = stack.attach_config
     controller, *units = stack.processes
     with open_dict(merged):
-        merged.controller.zmq_info = server_info(Role.CONTROLLER, controller.name, stack.controller_address)
+        merged.controller.zmq_info = server_info(
+            Role.CONTROLLER, controller.name, stack.controller_address, attach.security.secret
+        )
         merged.backend.SimpleStorage.zmq_info = {
             unit.name: server_info(Role.STORAGE, unit.name, unit.address["address"])
             for unit in units
@@ -229,11 +232,16 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
 
 
 def sampler_choice(given: object) -> SamplerChoice:
-    """A sampler by name, class or instance, so that it can be made again in the controller's process.
+    """A sampler by name, class, instance or ``{name, args}``, so that it can be made again in the controller's process.
 
     A class that no module has by its name, as those of ``__main__`` and of notebooks, goes there pickled by value, and
     so does an instance of it. Raises ConfigError, InvalidTypeError.
     """
+    if isinstance(given, DictConfig):
+        given = OmegaConf.to_container(given, resolve=True)
+    if isinstance(given, dict):
+        choice = validate_document(SamplerChoice, given, "controller.sampler")
+        return choice.model_copy(update={"name": sampler_choice(choice.name).name})
     if isinstance(given, str):
         if ":" not in given and given not in transfer_queue.sampler.__all__:
             raise ConfigError(f"controller.sampler: Could not find sampler {given!r}; or write package.module:Class")

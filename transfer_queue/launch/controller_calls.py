@@ -36,6 +36,8 @@ class ControllerCalls(ABC):
     """May be called from any thread."""
 
     def __init__(self) -> None:
+        self.secret: str | None = None
+        """Of the queue; see ``PeerSecurity``."""
         self._config: Any = None
         self._client: TransferQueueClient | None = None
         self._client_lock = threading.Lock()
@@ -46,7 +48,7 @@ class ControllerCalls(ABC):
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
         """Where the controller answers."""
-        return server_info(Role.CONTROLLER, "TransferQueueController", self.server_address()["address"])
+        return server_info(Role.CONTROLLER, "TransferQueueController", self.server_address()["address"], self.secret)
 
     def get_config(self) -> Any:
         """What `store_config` was given; None before."""

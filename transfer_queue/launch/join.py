@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import NotAuthorizedError, TransferQueueError
+from transfer_queue.runtime.secret import is_proof
 
 __all__ = ["JoinListener"]
 
@@ -19,10 +20,11 @@ _LINE_BYTES = 4096
 
 class JoinListener:
     """Answers JSON lines, one a connection, in a thread: what ``answer`` makes of the line, or an ``error`` in words
-    that begin with ``name``."""
+    that begin with ``name``. Only lines with a proof that who asks knows ``secret`` get there."""
 
-    def __init__(self, name: str, host: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(self, name: str, host: str, secret: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._name = name
+        self._secret = secret
         self._answer = answer
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
@@ -37,6 +39,11 @@ class JoinListener:
         self._listener.close()
         self._thread.join()
 
+    def _check(self, asked: dict[str, Any]) -> None:
+        nonce, proof = bytes.fromhex(asked["nonce"]), bytes.fromhex(asked["proof"])
+        if not is_proof(proof, self._secret, "client", self.port, nonce):
+            raise NotAuthorizedError("only who was given its zmq_info by its owner may tell it anything")
+
     def _serve(self) -> None:
         while True:
             try:
@@ -46,7 +53,9 @@ class JoinListener:
             with connection, connection.makefile("rwb") as stream:
                 connection.settimeout(_ANSWER_S)
                 try:
-                    answer = self._answer(json.loads(stream.readline(_LINE_BYTES)))
+                    asked = json.loads(stream.readline(_LINE_BYTES))
+                    self._check(asked)
+                    answer = self._answer(asked)
                 except (TransferQueueError, ValueError, KeyError, TypeError, RecursionError, OSError) as error:
                     answer = {"error": f"{self._name}: {error}"}
                 try:

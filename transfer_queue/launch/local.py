@@ -23,8 +23,9 @@ from transfer_queue.config.processes import BackendChoice, ControllerConfig, Sam
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.launch.plan import HOST, SERVER_NAME, LocalPlan
-from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving, write_private
 from transfer_queue.runtime.sampler import load_sampler
+from transfer_queue.runtime.secret import new_secret
 
 if TYPE_CHECKING:
     from transfer_queue.config.resource import Master
@@ -74,6 +75,7 @@ class LocalStack:
             load_sampler(self.plan.controller.sampler)
             self.directory.mkdir(parents=True, exist_ok=True)
             self._choose_folders()
+            self._identify()
             if self.plan.tls:
                 self._make_certificates()
             if self.plan.master:
@@ -134,6 +136,19 @@ class LocalStack:
         private_folder(arenas, fix="remove it")
         log.warning("%s: rows are kept in files below %s instead, which is slower; %s", problem, arenas, advice)
         self.plan = self.plan.with_arenas_on_disk(arenas)
+
+    def _identify(self) -> None:
+        """Give the queue what it is known by, kept in its folder so that a restarted queue is the same."""
+        folder = self.directory / "identity"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def kept(name: str) -> str:
+            path = folder / name
+            if not path.exists():
+                write_private(path, new_secret().encode())
+            return path.read_text()
+
+        self.plan = self.plan.identified(kept("uid")[:32], kept("secret") if self.plan.needs_secret else None)
 
     def _controller_ports(self) -> list[int]:
         """Every controller has to know the ports of all of them, so that they are chosen before the start."""
@@ -224,7 +239,7 @@ class LocalStack:
     def write_attach_config(self) -> Path:
         """Write the file that ``TQ_CONFIG_FILE`` names for programs that use the queue; returns its path."""
         path = self.directory / "attach.yaml"
-        path.write_text(yaml.safe_dump(self.attach_config.dump(), sort_keys=False))
+        write_private(path, yaml.safe_dump(self.attach_config.dump(), sort_keys=False).encode())
         return path
 
     @property
@@ -280,8 +295,9 @@ def default_plan(
     polling_mode: bool = False,
     sample_capacity: int | None = None,
     shards: int = 1,
+    allow_pickle: bool = False,
 ) -> LocalPlan:
-    """What ``init()`` starts where no queue is found: memory storage on free ports, pickle allowed."""
+    """What ``init()`` starts where no queue is found, with pickled values allowed: memory storage on free ports."""
     return LocalPlan(
         name="local",
         controller=ControllerConfig(
@@ -305,6 +321,6 @@ def default_plan(
             )
             for number in range(units)
         ),
-        allow_pickle=True,
+        allow_pickle=allow_pickle,
         shards=shards,
     )

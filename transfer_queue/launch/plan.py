@@ -56,6 +56,31 @@ class LocalPlan:
     """What the policy knows programs here by."""
     client_tls: TlsFiles | None = None
 
+    @property
+    def uid(self) -> str | None:
+        """Identity of the queue; None before :meth:`identified`."""
+        return self.controller.uid
+
+    @property
+    def secret(self) -> str | None:
+        """What its processes know; see ``PeerSecurity``."""
+        return self.controller.security.secret
+
+    @property
+    def needs_secret(self) -> bool:
+        """Where values are unpickled, readers have to know that they read from this queue."""
+        return self.allow_pickle and not self.tls
+
+    def identified(self, uid: str, secret: str | None) -> LocalPlan:
+        """The plan with what tells this queue from others; see ``ControllerConfig`` and ``PeerSecurity``."""
+        security = {"security": self.controller.security.model_copy(update={"secret": secret})}
+        own = {"uid": uid, "allow_pickle": self.allow_pickle}
+        return replace(
+            self,
+            controller=self.controller.model_copy(update={**own, **security}),
+            units=tuple(unit.model_copy(update=security) for unit in self.units),
+        )
+
     def with_security(self, servers: ServerSecurity, client: TlsFiles) -> LocalPlan:
         """The plan with the files that servers and clients use."""
         update = {"security": servers}
@@ -116,9 +141,10 @@ class LocalPlan:
         """What programs need to use the queue."""
         return AttachConfig(
             name=self.name,
+            uid=self.uid,
             controller=ControllerAddresses(addresses=list(controllers)),
             layout="dense" if self.layout == "dense" else "jagged",
-            security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls),
+            security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls, secret=self.secret),
         )
 
 

@@ -18,7 +18,7 @@ import msgspec
 from transfer_queue.config.document import Document
 from transfer_queue.errors import StartError
 
-__all__ = ["ServerProcess", "Startable", "stop_all", "wait_until_serving"]
+__all__ = ["ServerProcess", "Startable", "stop_all", "wait_until_serving", "write_private"]
 
 _STOP_S = 10.0
 """How long a server may take to end after SIGTERM before it is killed."""
@@ -61,7 +61,7 @@ class ServerProcess:
         self.log = directory / f"{name}.log"
         self._printed = b""
         path = directory / f"{name}.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(config.dump())))
+        write_private(path, msgspec.json.format(msgspec.json.encode(config.dump())))
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(path), "--die-with-parent"],
@@ -122,6 +122,14 @@ class ServerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file that only this user can read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
 
 
 def wait_until_serving(servers: Iterable[Startable], timeout_s: float) -> Iterable[Startable]:

@@ -92,9 +92,10 @@ class _Supervisor:
 
 
 class _Calls(ControllerCalls):
-    def __init__(self, address: dict[str, Any]) -> None:
+    def __init__(self, address: dict[str, Any], secret: str | None) -> None:
         super().__init__()
         self._address = address
+        self.secret = secret
 
     def server_address(self) -> dict[str, Any]:
         return self._address
@@ -123,7 +124,7 @@ class ControllerActor(_Supervisor):
         self._units: list[Any] = []
         plan = plan.model_copy(update={"backend": self._with_master(plan.backend)})
         super().__init__("controller", "transfer_queue.runtime.controller", plan)
-        self.calls = _Calls(self._server.address)
+        self.calls = _Calls(self._server.address, plan.security.secret)
 
     async def publish(self, config: AttachConfig, detached: bool, units: list[Any]) -> None:
         """The queue is up: let others attach to it."""

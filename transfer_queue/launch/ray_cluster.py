@@ -23,6 +23,7 @@ from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings,
 from transfer_queue.launch.plan import MEMORY_SHARE
 from transfer_queue.launch.ray_actors import MAX_CALLS
 from transfer_queue.launch.ray_placement import RaySettings, place_units, view_nodes
+from transfer_queue.runtime.secret import new_secret
 
 __all__ = ["RayQueue", "find", "find_or_start"]
 
@@ -146,7 +147,7 @@ def _attach(settings: RaySettings) -> RayQueue | None:
 
 def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
     resources = start_store(merged, allow_ray=True)
-    plan = plan_queue(merged, allow_ray=True)
+    plan = plan_queue(merged, allow_ray=True).identified(new_secret()[:32], new_secret())
     resource = merged.backend.SimpleStorage.required_node_resource
     nodes = place_units(view_nodes(ray.nodes()), len(plan.units), settings, resource)
     detached = settings.lifetime == "detached"
@@ -176,7 +177,7 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
         _wait([unit.address.remote() for unit in units], f"{len(units)} storage units", settings)
         config = plan.attach_config(address)
         with open_dict(merged):  # what another process needs to attach without Ray
-            merged.controller.zmq_info = server_info(Role.CONTROLLER, settings.name, address)
+            merged.controller.zmq_info = server_info(Role.CONTROLLER, settings.name, address, plan.secret)
             merged.security = {"allowPickle": config.security.allow_pickle}
         _wait([controller.store_config.remote(merged)], "the controller", settings)
         _wait([controller.publish.remote(config, detached, units)], "the controller", settings)

@@ -10,10 +10,12 @@ from typing import Any
 
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.processes import StorageUnitConfig
+from transfer_queue.config.security import ServerSecurity
 from transfer_queue.config.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+from transfer_queue.runtime.secret import new_secret
 
 __all__ = ["UnitHost"]
 
@@ -36,15 +38,25 @@ class UnitHost:
         self._directory = Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._lock = threading.Lock()
         self._controller = ""
+        self._token = new_secret()
+        """Known to those who were given the info of this unit, who alone may name the controller."""
         self._unit: ServerProcess | None = None
-        self._joining = JoinListener(name, host, lambda asked: {"address": self.join(str(asked["controller"]))})
+        self._joining = JoinListener(
+            name,
+            host,
+            self._token,
+            lambda asked: {"address": self.join(str(asked["controller"]), asked.get("secret"))},
+        )
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
         """Where to tell it its controller."""
-        return ZMQServerInfo(Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: self._joining.port})
+        info = ZMQServerInfo(Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: self._joining.port})
+        info.secret = self._token
+        return info
 
-    def join(self, controller: str) -> str:
-        """Run the unit of the controller at ``controller`` (host:port); returns the unit's own address.
+    def join(self, controller: str, secret: str | None = None) -> str:
+        """Run the unit of the controller at ``controller`` (host:port), whose queue has ``secret``; returns the unit's
+        own address.
 
         Raises StartError, ConfigError.
         """
@@ -52,7 +64,12 @@ class UnitHost:
         with self._lock:
             if self._unit is None:
                 config = StorageUnitConfig(
-                    name=self.name, host=self._host, port=0, controller=[controller], **self._limits
+                    name=self.name,
+                    host=self._host,
+                    port=0,
+                    controller=[controller],
+                    security=ServerSecurity(secret=secret),
+                    **self._limits,
                 )
                 unit = ServerProcess(self.name, "transfer_queue.runtime.storage_unit", config, self._directory)
                 try:

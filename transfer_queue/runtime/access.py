@@ -15,7 +15,8 @@ import msgspec
 from transfer_queue.config.document import load_document
 from transfer_queue.config.security import Policy, PolicyPrincipal, ServerSecurity
 from transfer_queue.control import commands
-from transfer_queue.errors import ConnectionLostError, NotAuthorizedError, RequestError
+from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
+from transfer_queue.runtime.secret import is_proof, prove
 from transfer_queue.runtime.tls import Reread, Tokens, is_loopback, names_of
 from transfer_queue.storage.base import Peer, Served
 from transfer_queue.wire import messages as wire
@@ -27,6 +28,10 @@ __all__ = ["Access", "GuardedStore", "Principal", "Tickets"]
 
 log = logging.getLogger(__name__)
 
+_NO_SECRET = (
+    "this queue admits only processes that know its secret, which is in the file that TQ_CONFIG_FILE names in the "
+    "process that started it and in its children; set it here too, or pass init() the settings that it returned there"
+)
 _PRODUCE = frozenset({"producer", "admin"})
 _CONSUME = frozenset({"consumer", "admin"})
 _USE = _PRODUCE | _CONSUME
@@ -111,8 +116,13 @@ class Principal:
             )
 
 
+_OWNER = Principal("")
+"""Who knows the secret: any process of the queue's user."""
+
+
 class Access:
-    """Admits peers, and checks requests to the controller. Without tokens, TLS and policy there is no Access at all."""
+    """Admits peers, and checks requests to the controller. Without secret, tokens, TLS and policy there is no Access at
+    all."""
 
     def __init__(self, security: ServerSecurity) -> None:
         """Raises ConfigError."""
@@ -120,13 +130,17 @@ class Access:
         self._tokens = None if security.tokens_file is None else Tokens(security.tokens_file)
         self._policy = None if path is None else Reread([path], lambda: load_document(Policy, path))
         self._encrypted = security.tls is not None
+        self._secret = security.secret
+        if path is not None and self._secret is not None:
+            raise ConfigError("security: a policy needs peers with names, so give them tls or tokens instead of secret")
+        self.port = 0
+        """Where the server listens."""
 
     @classmethod
     def of(cls, security: ServerSecurity) -> Access | None:
         """None if every peer may do everything. Raises ConfigError."""
-        if security.tls is None and security.tokens_file is None and security.policy_file is None:
-            return None
-        return cls(security)
+        asked = (security.secret, security.tls, security.tokens_file, security.policy_file)
+        return None if all(setting is None for setting in asked) else cls(security)
 
     @property
     def limited(self) -> bool:
@@ -138,10 +152,21 @@ class Access:
         if self._tokens is not None and not self._encrypted and not is_loopback(host):
             log.warning("tokens come over plain TCP, readable on the way; set security.tls")
 
+    def answer(self, hello: wire.Hello, welcome: wire.Welcome) -> wire.Welcome:
+        """``welcome`` with the proof that this server knows the secret, if there is one."""
+        if self._secret is None:
+            return welcome
+        proof = prove(self._secret, "server", self.port, hello.nonce)
+        return msgspec.structs.replace(welcome, attributes={**welcome.attributes, "proof": proof})
+
     def admit(self, connection: Connection, hello: wire.Hello) -> Principal:
         """Who the peer is. Raises NotAuthorizedError."""
         names: list[str] = []
-        if hello.token:
+        if self._secret is not None:
+            if not is_proof(hello.proof, self._secret, "client", self.port, hello.nonce):
+                raise NotAuthorizedError(_NO_SECRET)
+            principal = _OWNER
+        elif hello.token:
             name = None if self._tokens is None else self._tokens.name_of(hello.token)
             if name is None:
                 raise NotAuthorizedError(

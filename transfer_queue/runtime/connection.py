@@ -501,10 +501,10 @@ async def connect(
         reason = error.strerror or str(error)
         raise ConnectionLostError(f"cannot reach the {what} at {address}: {reason}") from None
     try:
-        if token := credentials.token(host):
-            hello = msgspec.structs.replace(hello, token=token)
+        hello = credentials.introduce(hello, address)
         _check_hello(hello)
         connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
+        credentials.check(hello, connection.welcome, address)
     except ConnectionLostError as error:
         if not connection.closed:
             connection.close()

@@ -148,9 +148,10 @@ class Controller(Server):
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         if hello.role == "unit":
             connection.context = Joining()
-            return Welcome("controller", name=self.config.name, run=self.run, attributes=self._shard_attribute())
-        if connection.principal is not None:  # so that nobody resumes another principal's session
-            hello = msgspec.structs.replace(hello, client_id=f"{connection.principal.name}/{hello.client_id}")
+            return Welcome("controller", name=self.config.name, run=self.run, attributes=self._identity())
+        principal = connection.principal
+        if principal is not None and principal.name:  # so that nobody resumes another principal's session
+            hello = msgspec.structs.replace(hello, client_id=f"{principal.name}/{hello.client_id}")
         session, resumed = self.clients.admit(hello, connection)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
@@ -173,13 +174,17 @@ class Controller(Server):
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
-        attributes.update(self._shard_attribute())
+        attributes.update(self._identity())
+        if self.config.allow_pickle is not None:
+            attributes["pickle"] = self.config.allow_pickle
         if self.access is not None and self.access.limited and connection.principal is not None:
             attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
         return attributes
 
-    def _shard_attribute(self) -> dict[str, Any]:
-        return Shard(self.config.shard, self.config.shards).attribute() if self.config.shards else {}
+    def _identity(self) -> dict[str, Any]:
+        """Of which queue this is a controller, and which of several."""
+        shard = Shard(self.config.shard, self.config.shards).attribute() if self.config.shards else {}
+        return {**shard, "uid": self.config.uid} if self.config.uid else shard
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
         started = perf_counter()

@@ -73,6 +73,8 @@ class Server:
             raise StartError(f"cannot listen on {join_address(host, port)}: {reason}") from None
         self._gate = gate
         self.address = join_address(advertised_host(host, advertise), bound)
+        if self.access is not None:
+            self.access.port = bound
 
     async def close(self) -> None:
         """Stop listening and drop all connections. Idempotent."""
@@ -123,6 +125,8 @@ class Server:
             if self.access is not None:
                 connection.principal = self.access.admit(connection, body)
             reply = self.welcome(connection, body)
+            if self.access is not None:
+                reply = self.access.answer(body, reply)
         except TransferQueueError as error:
             if isinstance(error, NotAuthorizedError):
                 self.refusals.note("credentials", connection.remote, str(error))

@@ -15,8 +15,13 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
+from transfer_queue.config.attach import Target, parse_address
 from transfer_queue.config.security import PeerSecurity, ServerSecurity, TlsFiles
-from transfer_queue.errors import ConfigError, TransferQueueError
+from transfer_queue.errors import ConfigError, NotAuthorizedError, TransferQueueError
+from transfer_queue.runtime.secret import is_proof, new_nonce, prove
+from transfer_queue.wire.messages import Hello, Welcome
 
 __all__ = [
     "HANDSHAKE_S",
@@ -34,6 +39,7 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
 """How long a peer may take for its TLS handshake."""
 _SHORTEST_TOKEN = 16
+_ANY = Target()
 
 T = TypeVar("T")
 
@@ -72,11 +78,16 @@ class Reread(Generic[T]):
 
 
 class Credentials:
-    """What this process shows to servers. ``PeerSecurity()`` is nothing: plain TCP without a token."""
+    """What this process shows to servers, and asks of them. ``PeerSecurity()`` is nothing: plain TCP without a token.
 
-    def __init__(self, security: PeerSecurity) -> None:
+    ``target``: which queue a controller must be of.
+    """
+
+    def __init__(self, security: PeerSecurity, target: Target = _ANY) -> None:
         """Raises ConfigError naming the file that cannot be used."""
         tls, token_file = security.tls, security.token_file
+        self.target = target
+        self._secret = security.secret
         self.server_name = None if tls is None else tls.server_name
         """The name that a server's certificate must have; None: the host that is connected to."""
         self._context = None if tls is None else Reread(_paths(tls), lambda: _client_context(tls))
@@ -95,6 +106,40 @@ class Credentials:
             self._warned = True
             log.warning("the token goes to %s without TLS, readable on the way; set security.tls", host)
         return self._token.get()
+
+    @property
+    def know_servers(self) -> bool:
+        """Do servers prove to be what they say, by a certificate or the secret?"""
+        return self._context is not None or self._secret is not None
+
+    def introduce(self, hello: Hello, address: str) -> Hello:
+        """``hello`` with what the server at ``address`` has to be shown."""
+        host, port = parse_address(address)
+        if token := self.token(host):
+            hello = msgspec.structs.replace(hello, token=token)
+        if self._secret is not None:
+            nonce = new_nonce()
+            proof = prove(self._secret, "client", port, nonce)
+            hello = msgspec.structs.replace(hello, nonce=nonce, proof=proof)
+        return hello
+
+    def check(self, hello: Hello, welcome: Welcome, address: str) -> None:
+        """Is the server at ``address``, which answered ``hello``, the one that is meant?
+
+        Raises NotAuthorizedError if it does not know the secret, ConfigError if it is of another queue.
+        """
+        if welcome.server == "controller":
+            wrong = self.target.mismatch(welcome.name, welcome.attributes.get("uid"), address)
+            if wrong is not None:
+                raise ConfigError(wrong)
+        if self._secret is not None:
+            proof = welcome.attributes.get("proof")
+            if not is_proof(proof, self._secret, "server", parse_address(address)[1], hello.nonce):
+                named = f" ({self.target.origin})" if self.target.origin else ""
+                raise NotAuthorizedError(
+                    f"the server at {address}{named} does not know the secret of the queue: that queue has ended and "
+                    "another program listens there; start the queue again, or attach to the one that you mean"
+                )
 
 
 class Tokens:

@@ -156,6 +156,9 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol mu
     token: str = ""
     ticket: bytes = b""
     """To a storage unit: the controller's proof of whose ``writer`` is; from ``Welcome.attributes``."""
+    nonce: bytes = b""
+    proof: bytes = b""
+    """That the peer knows the queue's secret; see ``runtime.secret``."""
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, client_id={self.client_id!r})"  # without the secrets

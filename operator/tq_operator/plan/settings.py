@@ -66,6 +66,7 @@ def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[
         security["tokenFile"] = f"{TOKEN_DIRECTORY}/{TOKEN_KEY}"
     return {
         "name": queue.name,
+        **({"uid": queue.uid} if queue.uid else {}),
         "controller": {"addresses": queue.controller_addresses},
         "layout": queue.spec.layout,
         "security": security,
@@ -119,6 +120,7 @@ def _site(queue: Queue) -> Site:
     simple = queue.spec.backend.simple
     return Site(
         host=_ANY,
+        uid=queue.uid or None,
         protocol=queue.transport,
         backend=_place_of_backend(queue),
         controller_host=queue.host("controller"),

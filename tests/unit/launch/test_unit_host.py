@@ -9,10 +9,12 @@ from transfer_queue.config.server_info import JOIN_PORT_NAME
 from transfer_queue.launch.unit_host import UnitHost
 
 
-def test_a_line_that_cannot_be_read_ends_nothing() -> None:
+def test_a_line_that_cannot_be_read_or_lacks_the_proof_changes_nothing() -> None:
     host = UnitHost("u", "127.0.0.1")
     try:
-        for line in (b"[" * 4000, b"{}"):
+        guess = {"controller": "127.0.0.1:1", "secret": None, "nonce": "00" * 16, "proof": "00" * 32}
+        unknown = json.dumps(guess).encode()
+        for line in (b"[" * 4000, b"{}", unknown):
             with socket.create_connection(("127.0.0.1", host.get_zmq_server_info().ports[JOIN_PORT_NAME])) as peer:
                 peer.settimeout(10.0)
                 peer.sendall(line + b"\n")

@@ -154,6 +154,7 @@ PLACE = {
     "journal": "tq up has a folder for each queue, a cluster a volume",
     "directory": "tq up has a folder for each queue, a cluster a volume",
     "security": "tq up adds the files of its certificates at the start",
+    "uid": "tq up makes it at the first start, a cluster has that of the resource",
 }
 OF_EACH_UNIT = {
     "name": "the kubelet tells each pod its name",
