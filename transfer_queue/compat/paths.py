@@ -103,6 +103,10 @@ MODULES: dict[str, dict[str, str]] = {
     "transfer_queue.utils.enum_utils": {**_ENUMS, **_OLD_ENUMS},
     "transfer_queue.utils.logging_utils": {"get_logger": _UTILITIES},
     "transfer_queue.utils.serial_utils": _PACKING,
+    "transfer_queue.utils.tensor_utils": dict.fromkeys(
+        ("allocate_empty_tensors", "compute_stride", "get_nbytes", "merge_contiguous_memory"),
+        "transfer_queue.compat.tensors",
+    ),
 }
 """Module -> name -> where it is: ``module`` or, if it is called otherwise there, ``module:name``."""
 

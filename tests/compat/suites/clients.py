@@ -28,6 +28,7 @@ CLIENTS = {
             "tests/test_samplers.py",
             "tests/test_metadata.py",
             "tests/test_serial_utils_batch_on_cpu.py",
+            "tests/test_tensor_utils.py",
             "tests/e2e",
         ),
         importable=False,
