@@ -99,4 +99,4 @@ def test_the_help_of_a_call_that_can_fail_names_its_errors(name: str) -> None:
         "ZMQServerInfo",
     ):
         return
-    assert re.search(r"Raises\s+[A-Z]\w+|Raises as|else as", value.__doc__), value.__doc__
+    assert re.search(r"Raises:?\s+[A-Z]\w+|Raises as|else as", value.__doc__), value.__doc__
