@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.control.commands import ListKeys
 from transfer_queue.errors import CapacityError
 from transfer_queue.wire.frames import MAGIC
 from transfer_queue.wire.messages import ENCODER, Envelope, Hello, Kind, Read, ReadPart
@@ -191,3 +193,30 @@ def scattered() -> bytes:
 def message(number: int, body: msgspec.Struct) -> bytes:
     header = ENCODER.encode(Envelope(Kind.REQUEST, number, 0, body))
     return MAGIC.to_bytes(4, "little") + len(header).to_bytes(4, "little") + bytes(8) + header
+
+
+def test_listings_that_a_client_does_not_read_do_not_pile_up(
+    stack: Stack, clients: list[tq.TransferQueueClient]
+) -> None:
+    """They travel in headers, and many requests come with one read of the socket."""
+    writer = clients[0]
+    writer.run(writer.kv.put([f"k{number}" for number in range(100)], "p", None, [{"text": "x" * 100_000}] * 100, None))
+    memory = psutil.Process(stack.controller.process.pid).memory_info
+    before, asked = memory().rss, 60
+    host, port = stack.address.rsplit(":", 1)
+
+    def request(number: int, body: object) -> bytes:
+        header = ENCODER.encode(Envelope(Kind.REQUEST, number, 0, body))
+        return struct.pack("<IIQ", MAGIC, len(header), 0) + header
+
+    with socket.create_connection((host, int(port)), timeout=60) as link, link.makefile("rb") as answers:
+        link.sendall(request(1, Hello("client", "slow")))
+        link.sendall(b"".join(request(number, ListKeys("p")) for number in range(2, 2 + asked)))
+        for _ in range(20):
+            writer.run(writer.kv.list_keys("p"))  # others are served
+        assert memory().rss - before < 256 << 20
+        found = 0
+        while found < asked:
+            _, size, _ = struct.unpack("<IIQ", answers.read(16))
+            found += size > 10_000_000
+            answers.read(size)

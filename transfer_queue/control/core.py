@@ -509,16 +509,18 @@ class ControlCore:
             if partition is None:
                 raise UnknownPartitionError(f"partition {command.partition!r} not found")
             return Value(queries.count_rows(partition, self.room.waiting_for(partition.name)))
-        return Value(
-            {
-                "partitions": {
-                    name: queries.count_rows(partition, self.room.waiting_for(name))
-                    for name, partition in self.partitions.items()
-                },
-                "rows": self.rows,
-                "sample_capacity": self.sample_capacity,
-                "blocks": self.blocks.count,
-                "waiting": len(self.room),
-                "lost_units": sorted(self.units.lost),
-            }
-        )
+        counts = {
+            name: queries.count_rows(partition, self.room.waiting_for(name))
+            for name, partition in self.partitions.items()
+        }
+        return Value({"partitions": counts, **self.totals()})
+
+    def totals(self) -> dict[str, Any]:
+        """Counts of the whole controller."""
+        return {
+            "rows": self.rows,
+            "sample_capacity": self.sample_capacity,
+            "blocks": self.blocks.count,
+            "waiting": len(self.room),
+            "lost_units": sorted(self.units.lost),
+        }

@@ -136,6 +136,13 @@ class Partition:
             lost |= family.slot.array[rows] < 0
         return as_positions(rows)[lost]
 
+    def count_lost(self) -> int:
+        """Rows that lost a cell."""
+        used = self.table.used
+        if all(int(family.slot.array[:used].min(initial=0)) >= 0 for family in self.fields.families):
+            return 0
+        return len(self.lost_rows(self.all_rows(), self.fields.families))
+
     # ---------------------------------------------------------------------------------------------- subscriptions
 
     def layout(self, fields: list[FieldSchema]) -> Layout:

@@ -24,7 +24,7 @@ from transfer_queue.wire import messages as wire
 if TYPE_CHECKING:
     from transfer_queue.runtime.connection import Connection
 
-__all__ = ["Access", "GuardedStore", "Principal", "Tickets"]
+__all__ = ["USE_ROLES", "Access", "GuardedStore", "Principal", "Tickets"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _NO_SECRET = (
 )
 _PRODUCE = frozenset({"producer", "admin"})
 _CONSUME = frozenset({"consumer", "admin"})
-_USE = _PRODUCE | _CONSUME
+_USE = USE_ROLES = _PRODUCE | _CONSUME
 _ADMIN = frozenset({"admin"})
 _STORAGE = frozenset({"storage"})
 _MOVE = _ADMIN | _STORAGE

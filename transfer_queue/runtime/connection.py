@@ -18,6 +18,7 @@ import numpy as np
 
 from transfer_queue.config.attach import join_address, parse_address
 from transfer_queue.config.security import PeerSecurity
+from transfer_queue.control.commands import Value
 from transfer_queue.errors import ConnectionLostError, InvalidInputError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
 from transfer_queue.wire.frames import (
@@ -43,8 +44,11 @@ _PLAIN = Credentials(PeerSecurity())
 _PING: Envelope[Any] = Envelope(Kind.PING)
 _PIECE = 64 << 10
 """Of payload, encrypted at a time."""
+_LONG = 8 << 20
+"""More than that is not given to the socket at once: only long headers make so much."""
 _SHORT = 4 << 10
 """Buffers up to this size are copied together, so that they share a record."""
+_VALUE = Value(msgspec.Raw(b""))
 _UNSENT_MESSAGES = 1024
 _UNSENT_BYTES = 64 << 20
 """A peer that does not take its answers is not read from until less than half of this is left to send."""
@@ -143,8 +147,11 @@ class Connection(asyncio.BufferedProtocol):
         self._next_id = 1
         self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
         self._bounded = bounded
-        self._unsent_bytes = 0  # payload of the queue
+        self._unsent_bytes = 0  # of the queue
+        self._owed_bytes = 0  # a guess at those of answers that are being made
         self._reading_paused = False
+        self._held: Iterator[Incoming] | None = None  # messages that came before reading was paused
+        self._room: list[asyncio.Future[None]] = []  # of those who wait until the peer took its answers
         self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
         self._paused = False
         self._encrypted = False
@@ -219,6 +226,24 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
 
+    def reply_parts(self, request: int, parts: Sequence[bytes]) -> None:
+        """Answer a request with Value: its value in msgpack, in parts that are not copied."""
+        if not self.closed:
+            self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, _VALUE), value=parts))
+
+    def owe(self, nbytes: int) -> None:
+        """Answers of about so many bytes are being made, or (negative) are no longer: they count as unsent."""
+        self._owed_bytes += nbytes
+        self.last_received = self._loop.time()  # what the peer sends may be unread for as long as they take
+        self._bound_unsent()
+
+    async def room(self) -> None:
+        """Returns once the peer took enough of its answers that more may be made, or is gone."""
+        while not self.closed and self._unsent_bytes > _UNSENT_BYTES // 2:
+            waiting = self._loop.create_future()
+            self._room.append(waiting)
+            await waiting
+
     def fail(self, request: int, error: BaseException) -> None:
         """Answer a request with an error."""
         self.reply(request, Failure.of(error))
@@ -279,11 +304,23 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_received = self._loop.time()
+        self._take(self._reader.received(nbytes))
+
+    def _take(self, messages: Iterator[Incoming]) -> None:
+        """Act on messages that have come, until too many answers are unsent."""
         self._corked = True  # answers to all messages read at once leave together
         try:
-            for incoming in self._reader.received(nbytes):
-                if not self.closed:  # by what came before it
-                    self._dispatch(incoming)
+            for incoming in messages:
+                if self.closed:  # by what came before it
+                    return
+                self._dispatch(incoming)
+                if self._bounded and self._share > 1.0:
+                    self._pump()
+                    self._bound_unsent()
+                    if self._reading_paused and not self.closed:
+                        self._held = messages
+                        self._reader.hold()
+                        return
         except ProtocolError as error:
             self.fault = error
             self.abort(str(error))
@@ -320,6 +357,8 @@ class Connection(asyncio.BufferedProtocol):
         sent = self._handed_over + [callback for _, callback in self._queue if callback is not None]
         self._queue.clear()
         self._pieces.clear()
+        self._held = None
+        self._wake_room()
         self._handed_over = []
         for callback in sent:
             callback()
@@ -369,7 +408,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
         self._queue.append((writer, sent))
-        self._unsent_bytes += writer.payload_left
+        self._unsent_bytes += writer.unsent
         if not self._corked and not self._pump_due:
             # The first message of a turn of the loop leaves at once, those after it together: one system call.
             self._pump_due = True
@@ -378,14 +417,38 @@ class Connection(asyncio.BufferedProtocol):
         if self._bounded and not self._reading_paused and self._paused:
             self._bound_unsent()
 
+    @property
+    def _share(self) -> float:
+        """How much of what may be unsent is."""
+        return max(len(self._queue) / _UNSENT_MESSAGES, (self._unsent_bytes + self._owed_bytes) / _UNSENT_BYTES)
+
     def _bound_unsent(self) -> None:
-        share = max(len(self._queue) / _UNSENT_MESSAGES, self._unsent_bytes / _UNSENT_BYTES)
-        if not self.closed and self._reading_paused != (share > (0.5 if self._reading_paused else 1.0)):
+        if self._room and self._unsent_bytes <= _UNSENT_BYTES // 2:
+            self._wake_room()
+        if not self.closed and self._reading_paused != (self._share > (0.5 if self._reading_paused else 1.0)):
             self._reading_paused = not self._reading_paused
             if self._reading_paused:
                 self._transport.pause_reading()
-            else:
+            elif self._held is None:
                 self._transport.resume_reading()
+            else:
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what came before reading was paused; only then more is read."""
+        if self._reading_paused:  # again
+            return
+        held, self._held = self._held, None
+        if held is not None and not self.closed:
+            self._take(held)
+            if self._held is None and not self.closed and not self._reading_paused:
+                self._transport.resume_reading()
+
+    def _wake_room(self) -> None:
+        room, self._room = self._room, []
+        for waiting in room:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _write_pieces(self) -> None:
         while self._pieces and not self._paused:
@@ -406,9 +469,9 @@ class Connection(asyncio.BufferedProtocol):
             nbytes = 0
             while queue and nbytes < 1 << 20 and len(frames) < 256:
                 writer, sent = queue.popleft()
-                unsent = writer.payload_left
+                unsent = writer.unsent
                 frame = writer.next_frame(ENCODER)
-                self._unsent_bytes -= unsent - writer.payload_left
+                self._unsent_bytes -= unsent - writer.unsent
                 nbytes += sum(map(len, frame))
                 frames += frame
                 if not writer.done:
@@ -416,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
                 elif sent is not None:
                     self._handed_over.append(sent)
             self.last_sent = self._loop.time()
-            if self._encrypted:
+            if self._encrypted or nbytes > _LONG:
                 self._pieces += _pieces(frames)
                 self._write_pieces()
             elif len(frames) == 1:
@@ -427,7 +490,7 @@ class Connection(asyncio.BufferedProtocol):
             callbacks, self._handed_over = self._handed_over, []
             for callback in callbacks:
                 callback()
-        if self._reading_paused:
+        if self._reading_paused or self._room:
             self._bound_unsent()
 
 

@@ -26,7 +26,7 @@ from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, sh
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.errors import ConfigError, RequestError, TransferQueueError, UnsupportedRequestError
-from transfer_queue.runtime.access import Tickets
+from transfer_queue.runtime.access import USE_ROLES, Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.counters import ControllerCounters
@@ -34,6 +34,7 @@ from transfer_queue.runtime.drains import Drains
 from transfer_queue.runtime.durable import GroupCommit
 from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
 from transfer_queue.runtime.http import Page, StatusServer
+from transfer_queue.runtime.long_answers import OWED, LongAnswers
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
@@ -106,6 +107,8 @@ class Controller(Server):
         self.checkpoints = Checkpoints(core, self.units, self._after)
         self.tickets = Tickets()
         self.drains = Drains(core, self.units)
+        self.long_answers = LongAnswers(self)
+        self._answering: set[asyncio.Task[None]] = set()
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
         self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
@@ -197,6 +200,9 @@ class Controller(Server):
             if isinstance(body, Capture | EndCapture | Adopt):
                 self.checkpoints.serve(connection, request, body, payload)
                 reply = None
+            elif isinstance(connection.context, ClientSession) and self.long_answers.is_long(body):
+                self._serve_later(connection, request, body)
+                return
             else:
                 reply = self._serve(connection, request, body, floor)
             failed = False
@@ -216,6 +222,35 @@ class Controller(Server):
                 self._after(connection.reply, request, reply)
         self.counters.requests.count(type(body), perf_counter() - started, failed)
         self._flush()
+
+    def _serve_later(self, connection: Connection, request: int, body: Any) -> None:
+        """Answer a little at a time, once this client took what it asked for before."""
+        session, principal = connection.context, connection.principal
+        started = perf_counter()
+        connection.owe(OWED)
+
+        async def answer() -> None:
+            try:
+                async with session.long_answers:
+                    await connection.room()
+                    if not connection.closed:
+                        parts = await self.long_answers.value(
+                            body, lambda name: principal is None or principal.may(USE_ROLES, name)
+                        )
+                        self._after(connection.reply_parts, request, parts)
+            except MemoryError:
+                raise  # ends the process
+            except Exception as error:  # boundary of a request
+                log.exception("request %s failed", type(body).__name__)
+                failure = RequestError(f"{type(error).__name__} in the controller: {error}")
+                self._after(connection.fail, request, failure)
+            finally:
+                connection.owe(-OWED)
+                self.counters.requests.count(type(body), perf_counter() - started, False)
+
+        task = self._loop.create_task(answer())
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _serve(self, connection: Connection, request: int, body: Any, floor: int) -> Any:
         session = connection.context
@@ -464,8 +499,10 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
     pages: dict[str, Page] = {}
     if config.security == ServerSecurity():  # the pages show keys and tags to whoever asks
         pages.update({path: partial(_same, *content) for path, content in read_pages().items()})
-        pages["/api/dataflow"] = lambda: ("application/json", msgspec.json.encode(picture(controller)))
-    status = StatusServer(controller_registry(controller), controller.missing, pages)
+        pages["/api/dataflow"] = partial(_dataflow, controller)
+    status = StatusServer(
+        controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
+    )
     keeping: Keeping | None = None
     try:
         if config.durability != "none":
@@ -497,8 +534,12 @@ def _check_shards(config: ControllerConfig) -> None:
         raise ConfigError(f"security.policyFile: {NO_POLICY}")
 
 
-def _same(content_type: str, content: bytes) -> tuple[str, bytes]:
-    return content_type, content
+async def _same(content_type: str, content: bytes) -> tuple[str, list[bytes]]:
+    return content_type, [content]
+
+
+async def _dataflow(controller: Controller) -> tuple[str, list[bytes]]:
+    return "application/json", await controller.long_answers.json()
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,8 +17,8 @@ from transfer_queue.web import CONTENT_POLICY
 
 __all__ = ["Page", "StatusServer"]
 
-Page = Callable[[], tuple[str, bytes]]
-"""Gives content type and content."""
+Page = Callable[[], Awaitable[tuple[str, list[bytes]]]]
+"""Gives content type and content, in parts."""
 
 _ASKERS, _ASKERS_OF_ADDRESS = 128, 64
 """Connections at once, in all and from one address."""
@@ -35,14 +35,20 @@ _HEADERS = (
 
 
 class StatusServer:
-    """``ready()`` gives an empty string when this process is ready, else what is missing. ``pages``: by path."""
+    """``ready()`` gives an empty string when this process is ready, else what is missing. ``pages``: by path.
+    ``before_scrape`` finds out what the registry tells and what takes long."""
 
     def __init__(
-        self, registry: CollectorRegistry, ready: Callable[[], str], pages: Mapping[str, Page] | None = None
+        self,
+        registry: CollectorRegistry,
+        ready: Callable[[], str],
+        pages: Mapping[str, Page] | None = None,
+        before_scrape: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._registry = registry
         self._ready = ready
         self._pages = dict(pages or {})
+        self._before_scrape = before_scrape
         self._gate: Gate | None = None
         self.address = ""
 
@@ -82,32 +88,35 @@ class StatusServer:
     async def _serve(self, exchange: _Exchange) -> None:
         head = await asyncio.wait_for(exchange.head(), _HEAD_S)
         request_line = head.split(b"\r\n", 1)[0].split()
-        status, content_type, body = self._answer(request_line)
+        status, content_type, parts = await self._answer(request_line)
         await exchange.write(
-            f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+            f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {sum(map(len, parts))}\r\n"
             f"{_HEADERS}Connection: close\r\n\r\n".encode()
         )
         if request_line[:1] != [b"HEAD"]:
-            for start in range(0, len(body), _PIECE):
-                await exchange.write(body[start : start + _PIECE])
+            for part in parts:
+                for start in range(0, len(part), _PIECE):
+                    await exchange.write(part[start : start + _PIECE])
         await exchange.flush()
 
-    def _answer(self, request_line: list[bytes]) -> tuple[str, str, bytes]:
+    async def _answer(self, request_line: list[bytes]) -> tuple[str, str, list[bytes]]:
         if len(request_line) != 3 or request_line[0] not in (b"GET", b"HEAD"):
-            return "405 Method Not Allowed", _TEXT, b"only GET\n"
+            return "405 Method Not Allowed", _TEXT, [b"only GET\n"]
         path = request_line[1].split(b"?")[0]
         if path == b"/metrics":
-            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", generate_latest(self._registry)
+            if self._before_scrape is not None:
+                await self._before_scrape()
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", [generate_latest(self._registry)]
         if path == b"/healthz":
-            return "200 OK", _TEXT, b"ok\n"
+            return "200 OK", _TEXT, [b"ok\n"]
         if path == b"/readyz":
             missing = self._ready()
-            return ("503 Service Unavailable" if missing else "200 OK"), _TEXT, f"{missing or 'ready'}\n".encode()
+            return ("503 Service Unavailable" if missing else "200 OK"), _TEXT, [f"{missing or 'ready'}\n".encode()]
         page = self._pages.get(path.decode(errors="replace"))
         if page is not None:
-            return "200 OK", *page()
+            return "200 OK", *await page()
         known = ", ".join(["/metrics", "/healthz", "/readyz", *self._pages])
-        return "404 Not Found", _TEXT, f"not here; try {known}\n".encode()
+        return "404 Not Found", _TEXT, [f"not here; try {known}\n".encode()]
 
 
 class _Exchange(asyncio.BufferedProtocol):

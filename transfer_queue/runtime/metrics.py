@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -174,7 +175,8 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
             scrape.add("tq_unit_used_bytes", unit.info.used, unit.info.name)
             scrape.add("tq_unit_blocks", unit.blocks, unit.info.name)
             scrape.add("tq_unit_drained", int(controller.units.is_drained(unit)), unit.info.name)
-        scrape.add("tq_controller_lost_rows", _add_partitions(scrape, controller))
+        scrape.add("tq_controller_lost_rows", controller.long_answers.lost_rows)
+        _add_partitions(scrape, controller)
         scrape.add("tq_rows_put", counters.rows_put)
         scrape.add("tq_bytes_put", counters.bytes_put)
         scrape.add("tq_rows_fetched", counters.rows_fetched)
@@ -185,16 +187,11 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
     return _registry(fill)
 
 
-def _add_partitions(scrape: _Scrape, controller: Controller) -> int:
-    """Returns how many rows are lost, in all partitions."""
+def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
     core = controller.core
-    lost = 0
-    first = len(core.partitions) - MOST_PARTITIONS
-    for number, (name, partition) in enumerate(core.partitions.items()):
+    for name in list(islice(reversed(core.partitions), MOST_PARTITIONS))[::-1]:
+        partition = core.partitions[name]
         counts = count_rows(partition, 0)
-        lost += counts["lost"]
-        if number < first:
-            continue
         scrape.add("tq_partition_rows", counts["rows"], name)
         scrape.add("tq_partition_bytes", counts["bytes"], name)
         for field, ready in counts["fields"].items():
@@ -205,7 +202,6 @@ def _add_partitions(scrape: _Scrape, controller: Controller) -> int:
             labels = (name, item["task"], ",".join(item["fields"]))
             scrape.add("tq_task_ready_rows", item["ready"], *labels)
             scrape.add("tq_task_waiting", item["waiting"], *labels)
-    return lost
 
 
 def unit_registry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.control.commands import Fetch
@@ -13,24 +13,29 @@ from transfer_queue.control.waiters import Waiter
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
 
-__all__ = ["merged", "picture"]
+__all__ = ["merged", "partition_pictures", "picture"]
 
 _MOST_WAITERS = 100
 
 
-def picture(controller: Controller) -> dict[str, Any]:
-    """Plain values: partitions with their fields and tasks, the oldest waiters and what they lack, storage units,
-    counters since the controller's start. ``time``: this machine's clock, in seconds since 1970."""
+def partition_pictures(controller: Controller) -> Iterator[dict[str, Any]]:
+    """The partitions of `picture`, one at a time; each of those that exist now, unless it is gone by its turn."""
+    core = controller.core
+    for name in list(core.partitions):
+        if (partition := core.partitions.get(name)) is not None:
+            yield {
+                "name": name,
+                **count_rows(partition, core.room.waiting_for(name)),
+                "subscriptions": subscriptions_of(partition),
+            }
+
+
+def picture(controller: Controller, partitions: bool = True) -> dict[str, Any]:
+    """Plain values: the oldest waiters and what they lack, storage units, counters since the controller's start, and
+    last the partitions with their fields and tasks, unless they are not wanted. ``time``: this machine's clock, in
+    seconds since 1970."""
     core = controller.core
     now = controller.now()
-    partitions = [
-        {
-            "name": name,
-            **count_rows(partition, core.room.waiting_for(name)),
-            "subscriptions": subscriptions_of(partition),
-        }
-        for name, partition in core.partitions.items()
-    ]
     units = [
         {
             "name": unit.info.name,
@@ -54,7 +59,6 @@ def picture(controller: Controller) -> dict[str, Any]:
         "sample_capacity": core.sample_capacity,
         "clients": controller.clients_connected,
         "expected_units": controller.expected_units,
-        "partitions": partitions,
         "waiters": _waiters(controller, now),
         "units": units,
         "counters": {
@@ -62,6 +66,7 @@ def picture(controller: Controller) -> dict[str, Any]:
             "bytes_put": counters.bytes_put,
             "rows_fetched": counters.rows_fetched,
         },
+        "partitions": list(partition_pictures(controller)) if partitions else [],
     }
 
 

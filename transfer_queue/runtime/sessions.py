@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class ClientSession:
     """block -> unit of puts that may never be committed."""
     fenced: set[int] = field(default_factory=set)
     """Blocks that were freed before their commit came; it must be refused."""
+    long_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one of its long answers that is being made."""
     floor: int = 0
     """The client will never again ask for requests below this."""
     _replies: dict[int, Reply] = field(default_factory=dict)

@@ -80,7 +80,7 @@ STRANGER_LIMITS = Limits(header=HELLO_BYTES, payload=0, streams=0)
 class MessageWriter:
     """An outgoing message, taken frame by frame with ``next_frame``."""
 
-    __slots__ = ("_header", "_kind", "_left", "_more", "_offset", "_segments", "id")
+    __slots__ = ("_header", "_header_rest", "_left", "_more", "_offset", "_segments", "id")
 
     def __init__(
         self,
@@ -88,8 +88,12 @@ class MessageWriter:
         envelope: Envelope[Any],
         payload: Sequence[Buffer] = (),
         header_limit: int | None = None,
+        value: Sequence[bytes] = (),
     ) -> None:
-        """Raises InvalidInputError for a message that cannot be encoded or exceeds ``header_limit`` bytes."""
+        """``value``: in msgpack and in parts, which are not copied; the last thing in the body of the envelope, where
+        it is ``msgspec.Raw(b"")``.
+
+        Raises InvalidInputError for a message that cannot be encoded or exceeds ``header_limit`` bytes."""
         self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []
         envelope.total = self._left = sum(map(len, self._segments))
         header = bytearray(_HEAD.size)
@@ -104,14 +108,19 @@ class MessageWriter:
                 "name fewer rows at once, or use shorter keys and smaller tags"
             )
         self._header = header
+        self._header_rest: Sequence[bytes] = ()
+        if value:
+            end = bytes(header[-1:])  # what an envelope has behind its body: the floor of a reply, one byte
+            del header[-1:]
+            self._header_rest = [*value, end]
         self._offset = 0
         self._more = Kind.MORE_REPLY if envelope.kind == Kind.REPLY else Kind.MORE_REQUEST
         self.id = envelope.id
 
     @property
-    def payload_left(self) -> int:
-        """Payload bytes that are in no frame yet."""
-        return self._left
+    def unsent(self) -> int:
+        """Bytes that are in no frame yet: of the header, or of the payload."""
+        return len(self._header) + sum(map(len, self._header_rest)) + self._left
 
     @property
     def done(self) -> bool:
@@ -124,8 +133,9 @@ class MessageWriter:
             header = bytearray(_HEAD.size)
             encoder.encode_into(Envelope(self._more, self.id), header, _HEAD.size)
         size = min(self._left, CHUNK)
-        _HEAD.pack_into(header, 0, MAGIC, len(header) - _HEAD.size, size)
-        frame: list[Buffer] = [header]
+        rest, self._header_rest = self._header_rest, ()
+        _HEAD.pack_into(header, 0, MAGIC, len(header) - _HEAD.size + sum(map(len, rest)), size)
+        frame: list[Buffer] = [header, *rest]
         self._left -= size
         while size:
             segment = self._segments[0]
@@ -220,6 +230,12 @@ class MessageReader:
         incoming = self._streams.get(_stream_key(envelope_kind, request))
         if incoming is not None:
             incoming.target = None
+
+    def hold(self) -> None:
+        """The host does not go on with `received` for now: other readers may receive meanwhile."""
+        if self._start < self._end and self._staging is _thread_staging():
+            own = memoryview(bytearray(self._staging[self._start : self._end]))
+            self._staging, self._start, self._end = own, 0, len(own)
 
     def close(self) -> None:
         """Nothing more is received. Lets go of everything, also of the host, so that both are freed at once."""

@@ -1,0 +1,150 @@
+"""Answers that take long are made a little at a time: everybody else has a turn of the loop in between.
+
+They show each row or partition as it is at some moment between the request and the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from transfer_queue.control.commands import Command, ListKeys, Snapshot
+from transfer_queue.control.queries import count_rows, tagged_keys_in_parts
+from transfer_queue.runtime.picture import partition_pictures, picture
+from transfer_queue.wire.messages import ENCODER, Look
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.controller import Controller
+
+__all__ = ["OWED", "LongAnswers", "Slices"]
+
+_SLICE_S = 0.002
+_MANY_KEYS, _MANY_PARTITIONS = 2000, 100
+"""Up to so many an answer is made at once."""
+OWED = 4 << 20
+"""Bytes that an answer counts for until it is made."""
+
+
+class Slices:
+    """Cuts work into slices of 2 ms."""
+
+    def __init__(self) -> None:
+        self._until = perf_counter() + _SLICE_S
+
+    async def turn(self) -> None:
+        """Everybody else's turn, if it is time for that."""
+        if perf_counter() > self._until:
+            await asyncio.sleep(0)
+            self._until = perf_counter() + _SLICE_S
+
+    async def collect(self, items: Iterable[bytes]) -> list[bytes]:
+        """``list(items)``."""
+        found: list[bytes] = []
+        for item in items:
+            found.append(item)
+            await self.turn()
+        return found
+
+
+class LongAnswers:
+    """Makes them, one at a time for the whole controller, so that they do not add up."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._making = asyncio.Lock()
+        self.lost_rows = 0
+        """Rows that lost a field, in all partitions, when `count_lost` last looked."""
+
+    def is_long(self, body: Any) -> bool:
+        """Is the answer to this request to be made here? Else it takes no time to speak of."""
+        partitions = self._controller.core.partitions
+        if isinstance(body, ListKeys):
+            if body.partition:
+                found = partitions.get(body.partition)
+                return found is not None and len(found.keys) > _MANY_KEYS
+            return (
+                len(partitions) > _MANY_PARTITIONS or sum(len(item.keys) for item in partitions.values()) > _MANY_KEYS
+            )
+        if isinstance(body, Look) or (isinstance(body, Snapshot) and not body.partition):
+            return len(partitions) > _MANY_PARTITIONS
+        return False
+
+    async def value(self, body: Command | Look, may: Callable[[str], bool]) -> list[bytes]:
+        """The value of the answer in msgpack, in parts. ``may``: which partitions the asker may see."""
+        async with self._making:
+            if isinstance(body, Look):
+                head = picture(self._controller, partitions=False)
+                parts = await Slices().collect(map(ENCODER.encode, partition_pictures(self._controller)))
+                return [ENCODER.encode(head)[:-1], _head(len(parts), 0x90), *parts]
+            names = [name for name in self._controller.core.partitions if may(name)]
+            if isinstance(body, Snapshot):
+                parts = await Slices().collect(self._counts(names))
+                whole = self._controller.core.totals()
+                return [_head(len(whole) + 1, 0x80), ENCODER.encode(whole)[1:], ENCODER.encode("partitions"),
+                        _head(len(parts), 0x80), *parts]  # fmt: skip
+            if body.partition:
+                names = [body.partition]
+            return await self._keys(names)
+
+    async def json(self) -> list[bytes]:
+        """The picture as JSON, in parts."""
+        async with self._making:
+            head = picture(self._controller, partitions=False)
+            parts = await Slices().collect(
+                msgspec.json.encode(item) + b"," for item in partition_pictures(self._controller)
+            )
+        if parts:
+            parts[-1] = parts[-1][:-1]
+        return [msgspec.json.encode(head)[:-2], *parts, b"]}"]
+
+    async def count_lost(self) -> None:
+        """Find out ``lost_rows``."""
+        core = self._controller.core
+        async with self._making:
+            lost, slices = 0, Slices()
+            for name in list(core.partitions):
+                if (partition := core.partitions.get(name)) is not None:
+                    lost += partition.count_lost()
+                    await slices.turn()
+            self.lost_rows = lost
+
+    def _counts(self, names: list[str]) -> Iterator[bytes]:
+        core = self._controller.core
+        for name in names:
+            if (partition := core.partitions.get(name)) is not None:
+                counts = count_rows(partition, core.room.waiting_for(name))
+                yield ENCODER.encode(name) + ENCODER.encode(counts)
+
+    async def _keys(self, names: list[str]) -> list[bytes]:
+        found: list[bytes] = []
+        listed, slices = 0, Slices()
+        for name in names:
+            partition = self._controller.core.partitions.get(name)
+            if partition is None:
+                continue
+            place, count = len(found), 0
+            found.append(b"")
+            for part in tagged_keys_in_parts(partition):
+                count += len(part)
+                found.append(ENCODER.encode(part)[_head_bytes(len(part)) :])
+                await slices.turn()
+            found[place] = ENCODER.encode(name) + _head(count, 0x80)
+            listed += 1
+        return [_head(listed, 0x80), *found]
+
+
+def _head(count: int, small: int) -> bytes:
+    """How msgpack begins a map (``small`` 0x80) or a list (0x90)."""
+    if count < 16:
+        return bytes([small + count])
+    if count < 1 << 16:
+        return bytes([0xDE if small == 0x80 else 0xDC]) + count.to_bytes(2, "big")
+    return bytes([0xDF if small == 0x80 else 0xDD]) + count.to_bytes(4, "big")
+
+
+def _head_bytes(count: int) -> int:
+    return 1 if count < 16 else 3 if count < 1 << 16 else 5
