@@ -5,7 +5,8 @@ PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
 # In two processes. What failed runs once more by itself, which tells a flaky test from a broken one; either fails the run.
 run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder --rerun-failed $(1) $(PYTEST_ARGS)
-# Of test-fast: the pure cores, the units, and one integration of each kind. Together 90 seconds on two cores.
+CORES := tests/unit/control tests/unit/sampler tests/unit/columns tests/unit/fabric tests/unit/operator tests/simulation
+# The pure cores, the units, and one integration of each kind.
 FAST := tests/unit tests/simulation tests/integration/test_roundtrip.py tests/integration/test_tq_commands.py \
   tests/integration/mooncake/test_blocks.py tests/integration/storage/test_packaged.py tests/integration/operator/test_namespaced.py
 # CI measures too: before the tests, as that needs the machine alone. They run whatever it finds, and both have to pass.
@@ -19,7 +20,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast compat check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
+.PHONY: help demo test test-fast compat coverage mutants check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 16
@@ -49,10 +50,18 @@ endif
 endif
 
 test-fast: setup ## The pure cores, the units and an integration of each kind, in 90 seconds
+	@$(PYTHON) -m tests.cluster build >/dev/null
 	@$(PYTHON) -m pytest -n 2 --no-loadscope-reorder -q $(FAST) $(PYTEST_ARGS)
 
 compat: setup ## A client's own tests with this library and with 0.1.11 beside it; CLIENT=verl SNAPSHOT=path
 	@$(PYTHON) -m tests.compat.suites $(CLIENT) $(SNAPSHOT) $(COMPAT_ARGS)
+
+coverage: setup ## Branches of the pure cores that their own tests take
+	@$(PYTHON) -m coverage run -m pytest -q $(CORES) $(PYTEST_ARGS)
+	@$(PYTHON) -m coverage report
+
+mutants: setup ## Share of COUNT=100 small changes to the pure cores, drawn with SEED=1, that their tests notice
+	@$(PYTHON) scripts/mutants $(or $(COUNT),100) $(or $(SEED),1)
 
 check: setup ## Lint, format, types, layers, generated files
 	ruff check .
