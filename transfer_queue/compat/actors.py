@@ -133,7 +133,8 @@ class StorageUnitHost(UnitHost):
     """A storage unit as 0.1.5 (``storage_unit_size``) and 0.1.11 (``config``) make it.
 
     ``storage_unit_size``: a number of rows, which is checked and limits nothing here; memory does:
-    ``config["unit_capacity"]`` (bytes; default: an eighth of the free memory, at least 1Gi). Raises InvalidInputError.
+    ``config["unit_capacity"]`` (bytes; default: a sixteenth of the free memory, at least 1Gi). Raises
+    InvalidInputError.
     """
 
     def __init__(

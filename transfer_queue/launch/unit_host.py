@@ -20,15 +20,15 @@ from transfer_queue.runtime.secret import new_secret
 __all__ = ["UnitHost"]
 
 _START_S = 60.0
-_SHARE = 1 / 8
-"""How many units of the program share the machine is not known; 0.1.x programs make up to eight."""
+_SHARE = 1 / 16
+"""How many units of the program share the machine is not known; programs of 0.1.x make up to eight, which take half."""
 
 
 class UnitHost:
     """Waits on a port of ``host`` for the address of a controller, then runs a storage unit of its queue there.
 
-    The first controller wins; the same one may be named again. ``capacity``: bytes of memory of the unit; None: an
-    eighth of what is free when it starts, at least 1Gi.
+    The first controller wins; the same one may be named again. ``capacity``: bytes of memory of the unit; None: a
+    sixteenth of what is free when it starts, at least 1Gi.
     """
 
     def __init__(self, name: str, host: str, *, capacity: int | None = None) -> None:
