@@ -567,4 +567,13 @@ def parse(document: Any) -> TransferQueue:
         return TransferQueue.model_validate(document)
     except ValidationError as error:
         lines = [manifest.explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
-    raise ConfigError("\n".join(lines))
+    raise ConfigError("\n".join(_empty_backends(document) or lines))
+
+
+def _empty_backends(document: Any) -> list[str]:
+    """YAML reads a name with nothing after it as null, which is no backend."""
+    backend: Any = document
+    for name in ("spec", "backend"):
+        backend = backend.get(name) if isinstance(backend, dict) else None
+    names = [name for name, value in backend.items() if value is None] if isinstance(backend, dict) else []
+    return [f"spec.backend.{name}: nothing is set; for its defaults write {name}: {{}}" for name in names]

@@ -182,6 +182,8 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
     spec = resource.spec
     if spec.controller.shards > 1:
         _check_ports(spec)
+    if spec.storage.replicas == 0:
+        raise ConfigError("spec.storage.replicas: 0 storage units hold no rows; on one machine set 1 or more")
     if spec.security.tokens_secret is not None:
         raise ConfigError(
             "spec.security.tokensSecret: there are no Secrets on one machine, whose programs show the certificate that "

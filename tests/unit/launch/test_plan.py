@@ -84,6 +84,11 @@ def test_tokens_of_a_secret_are_refused_with_what_to_do_instead() -> None:
         plan_local(queue({"simple": {}}, security={"tokensSecret": "tokens"}))
 
 
+def test_a_queue_without_storage_units_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.storage\.replicas: 0 storage units hold no rows"):
+        plan_local(queue({"simple": {}}, storage={"replicas": 0}))
+
+
 def test_another_backend_keeps_everything_else() -> None:
     quickstart = load(QUICKSTART)
     simple = with_backend(quickstart, "simple")
