@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ import transfer_queue as tq
 from tests.chaos.load import Load
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.launch.local import LocalStack, default_plan
 
 TIMING = {"heartbeat": 0.3, "peerTimeout": 10.0, "reconnectGrace": 20.0}
 """A unit is not given up while this machine takes its time to start it anew."""
@@ -39,6 +43,28 @@ def test_units_killed_under_load_lose_and_double_nothing(durability: str) -> Non
             restart(stack, number % 2)
         load.drain()
         print(f"{durability}: {KILLS} kills, {len(load.acknowledged)} rows acknowledged")
+        assert load.errors == []
+        assert load.wrong == []
+        assert set(load.acknowledged) - set(load.delivered) == set()
+        assert [number for number, times in Counter(load.delivered).items() if times > 1] == []
+
+
+@pytest.mark.timeout(3600)
+def test_units_of_tq_up_killed_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
+    plan = default_plan(units=2, unit_capacity=64 << 20)
+    units = tuple(unit.model_copy(update={"durability": "process"}) for unit in plan.units)
+    controller = plan.controller.model_copy(update={"durability": "process"})
+    plan = replace(plan, controller=controller, units=units).with_folders(tmp_path / "journal", tmp_path)
+    with LocalStack(plan, tmp_path / "logs").start() as stack, Load(stack.controller_address) as load:
+        for number in range(KILLS):
+            wanted = len(load.delivered) + 200
+            wait_until(
+                lambda wanted=wanted: stack.mend() or len(load.delivered) >= wanted, f"load runs before {number}", 120
+            )
+            os.kill(stack.processes[1 + number % 2].pid, signal.SIGKILL)
+        wait_until(stack.failure, "the last one is dead")
+        wait_until(lambda: stack.mend() or stack.failure() is None, "all run", 120)
+        load.drain()
         assert load.errors == []
         assert load.wrong == []
         assert set(load.acknowledged) - set(load.delivered) == set()

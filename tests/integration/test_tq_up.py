@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import load_document
 from transfer_queue.config.resource import load
 from transfer_queue.control.directory import shard_of
-from transfer_queue.errors import ConfigError
+from transfer_queue.errors import ConfigError, ConnectionLostError
+from transfer_queue.launch.local import SHARED_MEMORY
 
 PUT_AND_GET = """
 import torch, transfer_queue as tq
@@ -34,7 +38,6 @@ print(row["x"][0].tolist(), list(row["note"]))
 tq.close()
 raise SystemExit(7)
 """
-WAIT = "import signal, sys; print('waiting', flush=True); signal.pause()"
 
 
 @pytest.fixture
@@ -222,6 +225,29 @@ def test_a_shard_that_ends_is_started_again_while_the_others_go_on(simple: Queue
     assert simple.run("down").returncode == 0
 
 
+def test_queues_without_ports_take_free_ones_and_tell_their_pages(simple: QueueCommand) -> None:
+    spec = simple.resource["spec"]
+    del spec["controller"], spec["storage"]["port"], spec["storage"]["metricsPort"]
+    for name in ("test", "second"):
+        simple.resource["metadata"]["name"] = name
+        simple.write()
+        up = simple.run("up", "-f", str(simple.file), "--detach")
+        assert up.returncode == 0, up.stderr
+        assert "page: http://127.0.0.1:" in up.stderr
+    queues = json.loads(simple.run("status", "-o", "json").stdout)
+    assert [queue["name"] for queue in queues] == ["second", "test"]
+    for queue in queues:
+        assert f"page: {queue['page']}\n" in simple.run("status").stdout
+        with urllib.request.urlopen(queue["page"], timeout=10) as page:
+            assert page.status == 200
+        assert simple.run("down", queue["name"]).returncode == 0
+
+
+def test_a_command_with_options_needs_no_dashes_before_it(simple: QueueCommand) -> None:
+    done = simple.run("up", "-f", str(simple.file), sys.executable, "-c", "raise SystemExit(3)")
+    assert done.returncode == 3, done.stderr
+
+
 # ------------------------------------------------------------------------------------------------ what is wrong
 
 
@@ -231,6 +257,10 @@ def unknown_field(spec: dict[str, Any]) -> None:
 
 def bad_quantity(spec: dict[str, Any]) -> None:
     spec["storage"]["capacity"] = "16MB"
+
+
+def no_backend(spec: dict[str, Any]) -> None:
+    spec["backend"]["simple"] = None
 
 
 def two_backends(spec: dict[str, Any]) -> None:
@@ -246,6 +276,7 @@ def two_backends(spec: dict[str, Any]) -> None:
             "drainSeconds, env, extraContainers, image,",
         ),
         (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
+        (no_backend, "spec.backend.simple: nothing is set; for its defaults write simple: {}"),
         (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
     ],
 )
@@ -339,24 +370,96 @@ def test_a_master_that_dies_at_once_is_one_line_with_its_last_words(mooncake: Qu
     )
 
 
-def test_a_storage_unit_that_is_killed_ends_the_command_and_is_named(simple: QueueCommand) -> None:
-    with simple.start("up", "-f", str(simple.file), "--", sys.executable, "-c", WAIT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        simple.named("storage-1.json").kill()
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert last_line(err).startswith("error: storage-1 ended: killed by SIGKILL")
+PUT_WHEN_TOLD = """
+import sys, transfer_queue as tq
+tq.init()
+for line in sys.stdin:
+    tq.kv_put(key=line, partition_id="p", fields={"x": 1})
+    print(len(tq.kv_batch_get(line, "p")), flush=True)
+"""
 
 
-def test_a_master_that_is_killed_ends_the_command_and_is_named(mooncake: QueueCommand) -> None:
-    with mooncake.start("up", "-f", str(mooncake.file), "--", sys.executable, "-c", WAIT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        mooncake.named("--rpc_port").kill()
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert last_line(err).startswith("error: mooncake_master ended")
+@pytest.mark.parametrize(
+    ("kind", "victim", "says"),
+    [
+        ("simple", "storage-1.json", "storage-1 ended: killed by SIGKILL"),
+        ("simple", "controller.json", "controller ended: killed by SIGKILL"),
+        ("mooncake", "--rpc_port", "mooncake_master ended (SIGKILL)"),
+    ],
+)
+def test_a_server_that_is_killed_is_started_again_and_programs_go_on(
+    kind: str, victim: str, says: str, request: pytest.FixtureRequest
+) -> None:
+    queue: QueueCommand = request.getfixturevalue(kind)
+    up = queue.run("up", "-f", str(queue.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    environ = {**queue.environ, "TQ_CONFIG_FILE": last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE=")}
+    log = queue.state / "transferqueue" / "test" / "tq.log"
+    with psutil.Popen([sys.executable, "-c", PUT_WHEN_TOLD], env=environ, stdin=-1, stdout=-1, text=True) as program:
+        for turn in range(2):
+            print("key", turn, file=program.stdin, flush=True)
+            assert program.stdout.readline() == "1\n"
+            if turn == 0:
+                queue.named(victim).kill()
+                wait_until(lambda: "serves again" in log.read_text(), "it is back", 60)
+                assert says in log.read_text()
+                assert "which are lost" in log.read_text()
+        program.stdin.close()
+    pids = {server["pid"] for server in json.loads(queue.run("status", "-o", "json").stdout)[0]["servers"]}
+    assert pids <= {process.pid for process in queue.processes()}
+    assert queue.run("down").returncode == 0
+    assert "test ended at" in queue.run("status").stderr
+
+
+def test_a_journal_that_cannot_be_written_is_told_and_the_controller_started_again(simple: QueueCommand) -> None:
+    simple.resource["spec"]["controller"]["durability"] = "process"
+    simple.write()
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    client = tq.TransferQueueClient(
+        "test", load_document(AttachConfig, last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE="))
+    )
+    simple.named("controller.json").rlimit(psutil.RLIMIT_FSIZE, (0, 0))  # as if the disk were full, its log's too
+    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="p")
+    assert client.get_partition_list() == ["p"]
+    client.close()
+    log = (simple.state / "transferqueue" / "test" / "tq.log").read_text()
+    assert "controller ended: cannot write the journal in " in log
+    assert "it is started again now, with its rows" in log
+    assert simple.run("down").returncode == 0
+    shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
+
+
+def test_a_state_folder_without_room_is_one_line(simple: QueueCommand) -> None:
+    tq_up = [sys.executable, "-m", "transfer_queue.cli", "up", "-f", str(simple.file), "true"]
+    limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *tq_up]
+    done = subprocess.run(limited, env=simple.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert last_line(done.stderr).startswith(f"error: {simple.state}/transferqueue/test: File too large; make room")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_cannot_start_ends_the_queue_and_programs_and_status_tell_why(simple: QueueCommand) -> None:
+    simple.resource["spec"]["controller"]["durability"] = "process"
+    simple.write()
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    attach = Path(last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE="))
+    client = tq.TransferQueueClient("test", load_document(AttachConfig, attach))
+    simple.environ["TQ_CONFIG_FILE"] = str(attach)
+    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="p")
+    for path in (attach.parent / "journal").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged" + path.read_bytes()[7:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TQ_CONFIG_FILE", str(attach))
+        simple.named("controller.json").kill()
+        wait_until(lambda: not simple.processes(), "the queue ended", 90)
+        with pytest.raises(ConnectionLostError, match=r"queue test ended: controller did not start: .*journal"):
+            client.kv_list("p")
+        client.close()
+    assert "controller did not start: " in simple.run("status").stderr
+    shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
 
 
 @pytest.mark.parametrize("kind", ["simple", "mooncake"])
@@ -377,10 +480,9 @@ def test_a_trainer_without_a_controller_says_where_it_looked(simple: QueueComman
     with psutil.Popen([sys.executable, str(trainer)], env=simple.environ, stderr=-1, text=True) as process:
         _, err = process.communicate(timeout=110)
     assert process.returncode == 1
-    waiting, error = err.splitlines()
-    assert "trying for" in waiting
-    for line in (waiting, error):
-        assert f"TQ_CONTROLLER_ADDRESS=127.0.0.1:{port}" in line
+    *told, error = err.splitlines()
+    assert any("trying for" in line for line in told), err
+    assert f"TQ_CONTROLLER_ADDRESS=127.0.0.1:{port}" in error
 
 
 def test_local_servers_of_init_never_outlive_a_killed_program(simple: QueueCommand) -> None:

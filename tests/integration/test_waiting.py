@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import statistics
 import threading
 import time
@@ -16,6 +19,8 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.launch.local import LocalStack, default_plan
 
 
 def rows(count: int, start: int = 0) -> TensorDict:
@@ -156,3 +161,36 @@ def test_calls_proceed_while_the_caller_computes(queue: Stack, partition: str) -
     asyncio.run(main())
     assert done.is_set()
     client.clear_partition(partition)
+
+
+def test_who_waits_for_a_dead_server_is_told_which_and_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TQ_PUT_WAIT", "3")
+    monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "3")
+    with LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack:
+        client = tq.TransferQueueClient("c", stack.attach_config)
+        client.put(rows(1), partition_id="p")
+        for server in stack.processes:
+            os.kill(server.pid, signal.SIGKILL)
+        dead = f"cannot reach the controller at {stack.controller_address}: "
+        for call in (lambda: client.put(rows(1), partition_id="p"), lambda: client.kv_list("p")):
+            caplog.clear()
+            with pytest.raises(ConnectionLostError, match=re.escape(dead)):
+                call()
+            told = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+            assert any(dead in text and "since" in text and "until" in text for text in told), told
+        client.close()
+
+
+def test_a_put_waits_for_storage_units_that_are_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    with LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack, ThreadPoolExecutor(1) as pool:
+        client = tq.TransferQueueClient("c", stack.attach_config)
+        client.put(rows(1), partition_id="p")
+        os.kill(stack.processes[1].pid, signal.SIGKILL)
+        put = pool.submit(client.put, rows(1), partition_id="p")
+        wait_until(lambda: "waiting for" in caplog.text, "the put waits and says so")
+        assert not put.done()
+        stack.mend()
+        assert put.result(60).size == 1
+        client.close()

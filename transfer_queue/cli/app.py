@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -17,11 +18,12 @@ from transfer_queue.cli import checkpoint, data, diagnosis, storage
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.link import QueueOption, running_queues
 from transfer_queue.cli.output import Output, OutputOption, show
-from transfer_queue.cli.state import RunningQueue, read_running, stop_running
+from transfer_queue.cli.state import RunningQueue, read_ended, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
 from transfer_queue.config import resource
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import plan_local, with_backend
+from transfer_queue.launch.ports import with_free_ports
 
 __all__ = ["app"]
 
@@ -60,7 +62,7 @@ def up(
     """Run a queue on this machine: until Ctrl-C, in the background, or as long as COMMAND runs."""
     with faults():
         wanted = resource.load(file)
-        plan = plan_local(with_backend(wanted, backend) if backend else wanted)
+        plan = plan_local(with_free_ports(with_backend(wanted, backend) if backend else wanted))
         if detach and command:
             raise ConfigError("--detach and a command exclude each other: the queue of a command ends with it")
         if detach:
@@ -117,12 +119,16 @@ def status(queue_name: QueueOption = None, output: OutputOption = Output.table) 
         return
     if not running:
         console.print("no queue is running here")
-        return
     for queue in running:
         typer.echo(f"{queue.name}: {queue.backend} backend, kept by pid {queue.pid}")
         for server in queue.servers:
             typer.echo(f"  {server.name:<16} pid {server.pid:<8} {server.address}".rstrip())
+        if queue.page:
+            typer.echo(f"  page: {queue.page}")
         typer.echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
+    for trouble in read_ended():
+        when = datetime.fromtimestamp(trouble.at).strftime("%Y-%m-%d %H:%M:%S")
+        say(f"{trouble.queue} ended at {when}: {trouble.reason}")
 
 
 def version() -> None:
@@ -169,5 +175,8 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
     version: ("tq version",),
 }
 for command, examples in _COMMANDS.items():
-    app.command(epilog="\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples))(command)
+    app.command(
+        epilog="\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples),
+        context_settings={"allow_interspersed_args": command is not up},  # options of its command, also without --
+    )(command)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -13,6 +13,7 @@ from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.resource import TransferQueue
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import LocalPlan, plan_local
+from transfer_queue.launch.ports import with_free_ports
 
 __all__ = ["Finding", "Subject", "View", "fail", "ok", "warn"]
 
@@ -69,7 +70,7 @@ class Subject:
     def plan(self) -> LocalPlan | None:
         """The processes of the resource on this machine, if it can run here."""
         try:
-            return None if self.wanted is None else plan_local(self.wanted)
+            return None if self.wanted is None else plan_local(with_free_ports(self.wanted))
         except TransferQueueError:
             return None
 

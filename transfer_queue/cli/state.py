@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,24 @@ import msgspec
 import psutil
 
 from transfer_queue.config.ownership import private_folder
+from transfer_queue.config.trouble import Trouble, read_trouble, state_root
 from transfer_queue.errors import StartError, TransferQueueError
 
-__all__ = ["RunningQueue", "ServerState", "claim", "read_running", "state_root", "stop_running", "write_running"]
+__all__ = [
+    "RunningQueue",
+    "ServerState",
+    "claim",
+    "read_ended",
+    "read_running",
+    "state_root",
+    "stop_running",
+    "write_running",
+]
 
 
 _OTHER_FOLDER = "set XDG_STATE_HOME to a folder of yours that can be written"
-_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log")
+_RECENT_S = 86400.0
+_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json")
 """Written by every run that says so in its note, besides two for each server."""
 
 
@@ -40,12 +52,8 @@ class RunningQueue(msgspec.Struct):
     controller: str
     attach_file: str
     servers: list[ServerState] = []
-
-
-def state_root() -> Path:
-    """``$XDG_STATE_HOME/transferqueue``, by default ``~/.local/state/transferqueue``."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "transferqueue"
+    page: str = ""
+    """URL of the page that shows the queue."""
 
 
 @contextmanager
@@ -100,6 +108,21 @@ def write_running(folder: Path, queue: RunningQueue) -> None:
 def read_running() -> list[RunningQueue]:
     """The queues that run now, by name."""
     return [queue for folder in sorted(state_root().glob("*/")) if (queue := _read(folder))]
+
+
+def read_ended() -> list[Trouble]:
+    """Why the queues ended that ran here in the last day, of each name its last run; the latest first."""
+    running = {queue.name for queue in read_running()}
+    ended = []
+    for folder in state_root().glob("*/"):
+        trouble = read_trouble(folder)
+        if (trouble is None or trouble.state == "restarting") and (folder / "queue.json").exists():
+            at = (folder / "queue.json").stat().st_mtime
+            trouble = Trouble(folder.name, [], "its tq up was killed, and the servers with it", "failed", at)
+        if trouble is not None and trouble.state != "restarting" and folder.name not in running:
+            ended.append(trouble)
+    ended = [trouble for trouble in ended if time.time() - trouble.at < _RECENT_S]
+    return sorted(ended, key=lambda trouble: trouble.at, reverse=True)
 
 
 def _read(folder: Path) -> RunningQueue | None:

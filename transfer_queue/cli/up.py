@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from transfer_queue._printable import printable
 from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
 from transfer_queue.config.manifest import standard_input
-from transfer_queue.errors import ConfigError
+from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.supervise import keep, run_command
@@ -34,13 +36,36 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
     if command and shutil.which(command[0]) is None:  # said now, not once everything has started
         raise ConfigError(f"cannot run {command[0]}: not found, or not executable")
     with claim(plan.name) as folder:
-        stack = LocalStack(plan, folder)
-        console.print(f"starting queue [bold]{plan.name}[/] with {_parts(plan)}")
-        with stack.start(lambda what, after: console.print(f"{after:6.1f} s  {what}")):
+        try:
+            return _bring_up(LocalStack(plan, folder), command, console, background=background)
+        except OSError as error:
+            if isinstance(error, (TransferQueueError, BrokenPipeError)):
+                raise
+            raise StartError(
+                f"{error.filename or folder}: {error.strerror}; make room, or set XDG_STATE_HOME to another folder"
+            ) from None
+
+
+def _bring_up(stack: LocalStack, command: Sequence[str], console: Console, *, background: bool) -> int:
+    folder = stack.directory
+    attach: Path | None = None
+
+    def report(what: str, after: float) -> None:
+        console.print(f"{after:6.1f} s  {printable(what)}", markup=False)
+        if attach is not None:  # a server was started again, and has another pid
+            with suppress(OSError):
+                write_running(folder, _describe(stack, attach))
+
+    console.print(f"starting queue [bold]{stack.plan.name}[/] with {_parts(stack.plan)}")
+    with stack.start(report):
+        try:
             attach = stack.write_attach_config()
             write_running(folder, _describe(stack, attach))
+            console.print(f"page: {stack.page}")
             if command:
-                return run_command(stack, command, {**os.environ, "TQ_CONFIG_FILE": str(attach)})
+                code = run_command(stack, command, {**os.environ, "TQ_CONFIG_FILE": str(attach)})
+                stack.note("down", f"its command {command[0]} ended with code {code}")
+                return code
 
             def announce() -> None:
                 if not background:
@@ -50,7 +75,11 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
                     _detach(folder / "tq.log")
 
             keep(stack, announce)
+            stack.note("down", "it was taken down")
             return 0
+        except (StartError, OSError) as error:
+            stack.note("failed", str(error))
+            raise
 
 
 def _parts(plan: LocalPlan) -> str:
@@ -70,6 +99,7 @@ def _describe(stack: LocalStack, attach: Path) -> RunningQueue:
         controller=stack.controller_address,
         attach_file=str(attach),
         servers=servers,
+        page=stack.page,
     )
 
 

@@ -14,7 +14,8 @@ import msgspec
 from transfer_queue.client.io import close_in_forked_children
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
-from transfer_queue.client.session import ControllerSession
+from transfer_queue.client.session import ControllerSession, silence
+from transfer_queue.client.waiting import Waits
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.config.attach import Target
 from transfer_queue.config.security import PeerSecurity
@@ -69,8 +70,10 @@ class Engine:
         self._run_copy = run_copy
         self._keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
         self._placement = Placement(seed=hash(client_id))
+        self._waits = Waits()
+        self._dialing: dict[str, None] = {}
         self._session = ControllerSession(
-            addresses, client_id, self._keepalive, self._units_changed, self._credentials, shard
+            addresses, client_id, self._keepalive, self._units_changed, self._credentials, shard, self._waits
         )
         self._backend: Backend | None = None
         self._backend_writer = 0
@@ -174,7 +177,7 @@ class Engine:
         if block is None or not block.fields:
             return await self._commit(commit, [], timeout_s)
         for attempt in itertools.count(1):
-            refs = await self._store(block, commit.wait_s, timeout_s, commit.partition)
+            refs = await self._store(block, commit.wait_s, commit.partition)
             filled = msgspec.structs.replace(
                 commit, fields=block.fields, blocks=[ref for ref, _ in refs], lengths=block.lengths
             )
@@ -208,14 +211,33 @@ class Engine:
         self.settle([refs])
         return reply
 
-    async def _store(
-        self, block: EncodedBlock, wait_s: float, timeout_s: float, scope: str
-    ) -> list[tuple[BlockRef, UnitInfo]]:
-        """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows."""
-        backend = await self._ready_backend()
+    async def _store(self, block: EncodedBlock, wait_s: float, scope: str) -> list[tuple[BlockRef, UnitInfo]]:
+        """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows.
+
+        Waits ``wait_s`` seconds for room, and for units while none is there or can be reached. Raises CapacityError,
+        ConnectionLostError.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        await self._wait_for_units(timeout_s)
+        reason = ""
+        with self._waits.on("a storage unit", deadline, lambda: reason or self._silence()):
+            while True:
+                try:
+                    backend = await self._ready_backend()
+                    await self._wait_for_units(deadline, wait_s)
+                    return await self._store_until(backend, block, deadline, scope)
+                except ConnectionLostError as error:
+                    self._session.check_open()
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        raise self._session.lost() or error from None
+                    reason = str(self._session.lost() or error)
+                    await asyncio.sleep(min(left, _WAIT_SLICE_S))
+
+    async def _store_until(
+        self, backend: Backend, block: EncodedBlock, deadline: float, scope: str
+    ) -> list[tuple[BlockRef, UnitInfo]]:
+        loop = asyncio.get_running_loop()
         self._placement.check_rows(block)
         parts = min(self._placement.parts(block.nbytes, backend.capabilities.max_block_bytes), max(1, block.rows))
         while True:
@@ -290,20 +312,32 @@ class Engine:
                 await self._backend.discard(ref.block, info)
             self._session.settled(ref.block)
 
-    async def _wait_for_units(self, timeout_s: float) -> None:
+    async def _wait_for_units(self, deadline: float, wait_s: float) -> None:
         """Units may be joining, or coming back."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._placement.takers:
-            self._session.check_open()
-            self._changed.clear()
-            left = deadline - asyncio.get_running_loop().time()
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
-            except (TimeoutError, asyncio.TimeoutError):
-                raise CapacityError(
-                    f"no storage unit registered with the controller at {self.address} within {timeout_s:g} s, "
-                    "so there is no capacity; start storage units"
-                ) from None
+        reason = f"none is registered with the controller at {self.address}"
+        with self._waits.on("storage units", deadline, lambda: str(self._session.lost() or reason)):
+            while not self._placement.takers:
+                self._session.check_open()
+                self._changed.clear()
+                left = deadline - asyncio.get_running_loop().time()
+                try:
+                    await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+                except (TimeoutError, asyncio.TimeoutError):
+                    if lost := self._session.lost():
+                        raise lost from None
+                    raise CapacityError(
+                        f"no storage unit registered with the controller at {self.address} within {wait_s:g} s "
+                        "(TQ_PUT_WAIT), so there is no capacity; start storage units"
+                    ) from None
+
+    def _silence(self) -> str:
+        """Who does not answer; empty if everybody does."""
+        if self._backend_lock.locked():
+            return f"the backend {self.backend_kind} is being opened"
+        dialed = [f"no answer from the storage unit at {address}" for address in self._dialing]
+        if not dialed and not self._connections:
+            return f"the backend {self.backend_kind} has not answered yet"
+        return ", ".join(filter(None, [*dialed, silence(self._connections)]))
 
     # -------------------------------------------------------------------------------------------------------------- get
 
@@ -322,27 +356,30 @@ class Engine:
         deadline = loop.time() + timeout_s
         gone: list[int] = []
         attempts = 0
-        while True:
-            try:
-                plan = plan_reads(batch, fields, self._placement.get)
-                if not plan.reads:
-                    return LoadedBatch(batch, fields, ReadPlan([], [], []), None)
-                backend = await self._ready_backend()
-                fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
-                return LoadedBatch(batch, fields, plan, fetched)
-            except StorageKeyNotFoundError:
-                # Overwritten since it was located: the next try finds the new blocks, however often that happens.
-                # Blocks that stay gone are lost.
-                blocks = [read.block for read in plan.reads]
-                attempts = attempts + 1 if blocks == gone else 1
-                gone = blocks
-                if again is None or attempts >= 5 or loop.time() >= deadline:
-                    raise
-            except (ConnectionLostError, DataLostError):
-                if again is None or loop.time() + _RETRY_S >= deadline:
-                    raise
-                await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
-            batch = await self.lookup(again, max(0.001, deadline - loop.time()))
+        reason = ""
+        with self._waits.on("a storage unit", deadline, lambda: reason or self._silence()):
+            while True:
+                try:
+                    plan = plan_reads(batch, fields, self._placement.get)
+                    if not plan.reads:
+                        return LoadedBatch(batch, fields, ReadPlan([], [], []), None)
+                    backend = await self._ready_backend()
+                    fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
+                    return LoadedBatch(batch, fields, plan, fetched)
+                except StorageKeyNotFoundError:
+                    # Overwritten since it was located: the next try finds the new blocks, however often that happens.
+                    # Blocks that stay gone are lost.
+                    blocks = [read.block for read in plan.reads]
+                    attempts = attempts + 1 if blocks == gone else 1
+                    gone = blocks
+                    if again is None or attempts >= 5 or loop.time() >= deadline:
+                        raise
+                except (ConnectionLostError, DataLostError) as error:
+                    reason = str(error)
+                    if again is None or loop.time() + _RETRY_S >= deadline:
+                        raise self._session.lost() or error from None
+                    await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
+                batch = await self.lookup(again, max(0.001, deadline - loop.time()))
 
     async def find(self, command: Lookup, fields: Sequence[str], guess: Batch | None, timeout_s: float) -> LoadedBatch:
         """Look up rows and read ``fields`` of all of them.
@@ -393,7 +430,7 @@ class Engine:
         self, blocks: Sequence[EncodedBlock], partitions: Sequence[str], wait_s: float, timeout_s: float
     ) -> list[list[tuple[BlockRef, UnitInfo]]]:
         """Store blocks of these partitions without a commit; each may come to lie in several parts. All or none."""
-        stores = [self._store(block, wait_s, timeout_s, name) for block, name in zip(blocks, partitions, strict=True)]
+        stores = [self._store(block, wait_s, name) for block, name in zip(blocks, partitions, strict=True)]
         results = await asyncio.gather(*stores, return_exceptions=True)
         stored = [result for result in results if not isinstance(result, BaseException)]
         for result in results:
@@ -461,16 +498,20 @@ class Engine:
         welcome = self._session.welcome
         ticket = welcome.attributes.get("ticket", b"")
         hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, ticket=ticket)
-        connection = await connect(
-            address,
-            hello,
-            self,
-            _UNIT_DECODER,
-            self._keepalive,
-            what="storage unit",
-            timeout_s=_CONNECT_S,
-            credentials=self._credentials,
-        )
+        self._dialing[address] = None
+        try:
+            connection = await connect(
+                address,
+                hello,
+                self,
+                _UNIT_DECODER,
+                self._keepalive,
+                what="storage unit",
+                timeout_s=_CONNECT_S,
+                credentials=self._credentials,
+            )
+        finally:
+            self._dialing.pop(address, None)
         self._connections.add(connection)
         return connection
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from transfer_queue.client.waiting import Waits
+from transfer_queue.config.trouble import trouble_at
 from transfer_queue.control.commands import Command, Fetch, Reply
 from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
@@ -34,12 +38,16 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["ControllerSession", "retry_delay"]
+__all__ = ["ControllerSession", "retry_delay", "silence"]
 
 log = logging.getLogger(__name__)
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _RETRY_S = (0.1, 1.0)
+_LOOK_S = 0.5
+"""How often a call that waits looks whether there is reason to."""
+_SILENT_S = 5.0
+"""A server that lives says something every four seconds at the latest."""
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
@@ -62,8 +70,11 @@ class ControllerSession:
         changed: Callable[[list[UnitInfo]], None],
         credentials: Credentials,
         shard: Shard | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self.shard = shard
+        self._waits = waits or Waits()
+        self._ended = ""
         self.welcome: Welcome = Welcome("controller")
         self._addresses = addresses
         self._client_id = client_id
@@ -189,12 +200,13 @@ class ControllerSession:
                 if isinstance(command, Fetch):
                     command = msgspec.structs.replace(command, timeout_s=max(0.0, fetch_until - loop.time()))
                 try:
-                    reply, _ = await connection.request(
-                        command,
-                        timeout_s=max(0.001, deadline - loop.time()),
-                        request_id=request,
-                        floor=next(iter(self._pending)),
-                    )
+                    with self._waits.on(f"the {connection.peer}", deadline, partial(_unanswered, connection, command)):
+                        reply, _ = await connection.request(
+                            command,
+                            timeout_s=max(0.001, deadline - loop.time()),
+                            request_id=request,
+                            floor=next(iter(self._pending)),
+                        )
                     return reply  # type: ignore[no-any-return]
                 except ConnectionLostError:
                     if not connection.closed:
@@ -222,17 +234,33 @@ class ControllerSession:
 
     # ------------------------------------------------------------------------------------------------------ connecting
 
+    def lost(self) -> ConnectionLostError | None:
+        """Why the controller cannot be asked now; None if it can."""
+        if self._connection is not None and not self._connection.closed:
+            return None
+        if self._ended:
+            return ConnectionLostError(self._ended)
+        origin = self._credentials.target.origin
+        advice = f"{origin} names it: check that it runs, or correct or unset that" if origin else _ADVICE
+        return ConnectionLostError(f"{self._reason()}; {advice}")
+
+    def _reason(self) -> str:
+        reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
+        trouble = trouble_at(self._addresses)
+        return f"{reason}; {trouble.text}" if trouble else reason
+
     async def _connection_until(self, deadline: float) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
         loop = asyncio.get_running_loop()
-        while self._connection is None or self._connection.closed:
-            self.check_open()
-            try:
-                await asyncio.wait_for(self._connected.wait(), max(0.0, deadline - loop.time()))
-            except (TimeoutError, asyncio.TimeoutError):
-                reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
-                origin = self._credentials.target.origin
-                advice = f"{origin} names it: check that it runs, or correct or unset that" if origin else _ADVICE
-                raise ConnectionLostError(f"{reason}; {advice}") from None
+        with self._waits.on(f"the {self._what} at {self.address}", deadline, self._reason):
+            while self._connection is None or self._connection.closed:
+                self.check_open()
+                left_s = deadline - loop.time()
+                if self._ended or left_s <= 0:
+                    raise self.lost() or AssertionError("connected")
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._connected.wait(), min(left_s, _LOOK_S))
         return self._connection
 
     async def _reconnect(self, attempt: int = 0) -> None:
@@ -251,6 +279,8 @@ class ControllerSession:
                         return
                 except TransferQueueError as error:
                     self._failure = error
+            trouble = trouble_at(self._addresses)
+            self._ended = trouble.text if trouble is not None and trouble.state == "failed" else ""
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
@@ -276,7 +306,7 @@ class ControllerSession:
             self._announced.clear()
         for block, unit in self._announced.items():
             connection.send(Announce(unit, block))
-        self._failure = None
+        self._failure, self._ended = None, ""
         self._changed(self.welcome.units if connection.context is None else connection.context)
         self._connected.set()
 
@@ -319,6 +349,22 @@ class ControllerSession:
             if not self._closed:
                 self._failure = connection.lost_error()
                 self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(attempt=1))
+
+
+def _unanswered(connection: Connection, command: Command) -> str:
+    """Why a request has no answer; empty for one that waits on purpose at a controller that lives."""
+    dead = silence([connection])
+    return dead or ("" if isinstance(command, Fetch) else f"no answer to {type(command).__name__} yet")
+
+
+def silence(connections: Iterable[Connection | None]) -> str:
+    """Which of the servers have not shown a sign of life for a while; empty if none."""
+    now = asyncio.get_running_loop().time()
+    return ", ".join(
+        f"no sign of life from the {connection.peer} for {now - connection.last_received:.0f} s"
+        for connection in connections
+        if connection is not None and not connection.closed and now - connection.last_received > _SILENT_S
+    )
 
 
 def retry_delay(attempt: int, chance: float) -> float:

@@ -10,20 +10,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.attach import AttachConfig, parse_address
 from transfer_queue.config.ownership import private_folder
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
+from transfer_queue.config.trouble import Trouble, clear_trouble, write_trouble
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.launch.plan import HOST, SERVER_NAME, LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving, write_private
+from transfer_queue.launch.restarts import Restarts
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.secret import new_secret
 
@@ -62,6 +65,8 @@ class LocalStack:
         self._settings: list[ControllerConfig] = []
         self._progress: Progress = lambda what, after: None
         self._units: list[ServerProcess] = []
+        self._addresses: list[str] = []
+        self._restarts: dict[str, Restarts] = {}
         self.resources: Any = None
         """What the bootstrap of a registered storage manager started: kept as long as the queue."""
 
@@ -78,9 +83,17 @@ class LocalStack:
             self._identify()
             if self.plan.tls:
                 self._make_certificates()
-            if self.plan.master:
-                endpoints = self._start_master(self.plan.master)
+            if master := self.plan.master:
+                endpoints = self._start_master(master)
                 self.plan = self.plan.with_backend_settings(endpoints.settings())
+                ports = {
+                    name: parse_address(address)[1]
+                    for name, address in (
+                        ("rpc_port", endpoints.master_server_address),
+                        ("metrics_port", endpoints.admin_address),
+                    )
+                }  # where the next one serves, if this one ends
+                self.plan = replace(self.plan, master=master.model_copy(update=ports))
                 progress(f"mooncake_master at {endpoints.master_server_address}", time.monotonic() - began)
             self._settings = self.plan.controllers(self._controller_ports())
             for shard in range(len(self._settings)):
@@ -88,8 +101,9 @@ class LocalStack:
             for server in wait_until_serving(self._controllers, self._timeout_s):
                 assert isinstance(server, ServerProcess)
                 progress(f"{server.name} at {server.address['address']}", time.monotonic() - began)
-            for config in self.plan.unit_configs(*self.controller_addresses):
-                self._units.append(self._spawn(config.name, "storage_unit", config))
+            self._keep_addresses()
+            for number in range(len(self.plan.units)):
+                self._units.append(self._spawn_unit(number))
             for unit in wait_until_serving(self._units, self._timeout_s):
                 progress(f"{unit.name} ready", time.monotonic() - began)
             undo.pop_all()
@@ -163,6 +177,26 @@ class LocalStack:
         name = "controller" if self.plan.shards == 1 else f"controller-{shard}"
         return self._spawn(name, "controller", self._settings[shard])
 
+    def _keep_addresses(self) -> None:
+        """A controller that is started again serves where its programs look for it."""
+        self._addresses = self.controller_addresses
+        self._settings = [
+            settings.model_copy(
+                update={
+                    name: parse_address(server.address[key])[1]
+                    for name, key in (("port", "address"), ("metrics_port", "metrics"))
+                    if server.address.get(key)
+                }
+            )
+            for settings, server in zip(self._settings, self._controllers, strict=True)
+        ]
+        if self._keep:
+            clear_trouble(self.directory, self._addresses)
+
+    def _spawn_unit(self, number: int) -> ServerProcess:
+        config = self.plan.unit_configs(*self._addresses)[number]
+        return self._spawn(config.name, "storage_unit", config)
+
     def _make_certificates(self) -> None:
         """A CA whose key is thrown away, and certificates for the servers and for the programs of this user."""
         try:
@@ -224,13 +258,19 @@ class LocalStack:
     @property
     def controller_addresses(self) -> list[str]:
         """host:port of each controller."""
-        return [str(controller.address["address"]) for controller in self._controllers]
+        return self._addresses or [str(controller.address["address"]) for controller in self._controllers]
 
     @property
     def controller_address(self) -> str:
         """host:port that clients connect to; any of several controllers will do."""
         assert self._controllers, "the stack is not started"
         return self.controller_addresses[0]
+
+    @property
+    def page(self) -> str:
+        """URL of the page that shows the queue, that of the first of several controllers."""
+        metrics = self._controllers[0].address.get("metrics") if self._controllers else None
+        return f"http://{metrics}/" if metrics else ""
 
     @property
     def attach_config(self) -> AttachConfig:
@@ -248,25 +288,71 @@ class LocalStack:
         return [*self._controllers, *self._units]
 
     def mend(self) -> None:
-        """Where some of several controllers ended on their own, start them again: the others and their partitions go on
-        meanwhile. Raises StartError for one that does not come up."""
-        ended = [shard for shard, controller in enumerate(self._controllers) if controller.failure()]
-        if len(ended) == len(self._controllers):
+        """Start again what ended on its own, at a bounded rate; servers are not waited for. Raises StartError for one
+        that cannot start."""
+        now = time.monotonic()
+        self._mend_master(now)
+        durable = self.plan.controller.durability != "none"
+        rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"
+        units_lose = "" if durable and self.plan.controller.backend.kind == "simple" else "its rows"
+        for servers, spawn, lost in (
+            (self._controllers, self._spawn_controller, "" if durable else rows),
+            (self._units, self._spawn_unit, units_lose),
+        ):
+            for number, server in enumerate(servers):
+                again = self._restarts.setdefault(server.name, Restarts())
+                failure = server.failure()
+                if failure is None:
+                    if again.starting and server.poll_ready():
+                        self._serves(again, now, server.name)
+                elif self._is_due(again, now, failure, lost):
+                    again.started()
+                    stop_all([server])
+                    servers[number] = spawn(number)
+
+    def _mend_master(self, now: float) -> None:
+        ended = self._master
+        failure = None if ended is None else ended.failure()
+        if failure is None or self.plan.master is None:
             return
-        for shard in ended:
-            before = self._controllers[shard]
-            self._progress(f"{before.failure()}; it is started again", time.monotonic() - self._began)
-            stop_all([before])
-            self._controllers[shard] = self._spawn_controller(shard)
-            for server in wait_until_serving([self._controllers[shard]], self._timeout_s):
-                self._progress(f"{server.name} serves again", time.monotonic() - self._began)
+        again = self._restarts.setdefault("mooncake_master", Restarts())
+        if not self._is_due(again, now, failure, "all rows"):
+            return
+        again.started()
+        try:
+            self._start_master(self.plan.master)
+        except StartError as error:
+            self._master = ended
+            again.ended(now, str(error))
+        else:
+            self._serves(again, now, "mooncake_master")
+
+    def _is_due(self, again: Restarts, now: float, failure: str, lost: str) -> bool:
+        if again.due is None:
+            delay = again.ended(now, failure)
+            when = f"in {delay:g} s" if delay else "now"
+            what = f"without {lost}, which are lost" if lost else "with its rows"
+            what = f"{failure}; it is started again {when}, {what}"
+            self._progress(what, now - self._began)
+            self.note("restarting", what)
+        return again.due is not None and now >= again.due
+
+    def _serves(self, again: Restarts, now: float, name: str) -> None:
+        again.serves(now)
+        self._progress(f"{name} serves again", now - self._began)
+        if self._keep and self.failure() is None:
+            clear_trouble(self.directory)
+
+    def note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
+        """Tell ``tq status`` and the programs of this machine what is wrong with this queue."""
+        if self._keep and self._addresses:
+            write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, state))
 
     def failure(self) -> str | None:
         """One line about the first process that ended on its own; None while all run."""
-        if self._master and self._master.poll() is not None:
-            return f"mooncake_master ended: {self._master.log_tail()}"
+        master = self._master.failure() if self._master else None
         failures = (process.failure() for process in self.processes)
-        return next((failure for failure in failures if failure), None)
+        return master or next((failure for failure in failures if failure), None)
 
     def stop(self) -> None:
         """End every process, storage units first, so that none waits for one that is gone. Idempotent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -60,9 +61,11 @@ class ServerProcess:
         """What the server said when it was ready: ``address`` and others."""
         self.log = directory / f"{name}.log"
         self._printed = b""
+        self._words: str | None = None
         path = directory / f"{name}.json"
         write_private(path, msgspec.json.format(msgspec.json.encode(config.dump())))
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:  # after what the process that it follows said
+            self._said_before = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(path), "--die-with-parent"],
                 stdin=subprocess.PIPE,
@@ -91,20 +94,42 @@ class ServerProcess:
                 return True
         return False
 
+    def poll_ready(self) -> bool:
+        """Whether it serves by now, without waiting. One that ended does not; see ``failure``."""
+        if not select.select([self.fileno()], [], [], 0)[0]:
+            return False
+        try:
+            return self.advance()
+        except StartError:
+            return False
+
     def failure(self) -> str | None:
         if self._process.poll() is None:
             return None
-        return f"{self.name} ended: {self._last_words()}"
+        return f"{self.name} {'ended' if self.address else 'did not start'}: {self._last_words()}"
 
     def wait_for_end(self) -> str:
         """Block until it has ended on its own or was terminated; why, in one line. Only once it serves."""
-        while os.read(self.fileno(), 65536):
-            pass
+        self._read_to_end()
         return f"{self.name} ended: {self._last_words()}"
 
+    def _read_to_end(self) -> None:
+        while chunk := os.read(self.fileno(), 65536):
+            self._printed += chunk
+
     def _last_words(self) -> str:
+        if self._words is None:
+            self._words = self._read_last_words()
+        return self._words
+
+    def _read_last_words(self) -> str:
         code = self._process.wait(_STOP_S)
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        self._read_to_end()
+        for line in self._printed.split(b"\n"):
+            if line.startswith(b"ENDED "):
+                return " ".join(str(json.loads(line.removeprefix(b"ENDED "))["error"]).split())
+        said = self.log.read_bytes()[self._said_before :].decode(errors="replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         if code < 0:
             return f"killed by {signal.Signals(-code).name}; its log is {self.log}"
         return lines[-1].removeprefix("error: ") if lines else f"exit code {code} and no message"

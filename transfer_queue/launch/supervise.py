@@ -1,4 +1,4 @@
-"""Keeping a started stack: until a signal, until a command ends, or until one of its servers ends."""
+"""Keeping a started stack: until a signal, until a command ends, or until one of its servers cannot start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from transfer_queue.errors import ConfigError, StartError
+from transfer_queue.errors import ConfigError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.process import ServerProcess
 
@@ -40,7 +40,7 @@ def interruptible() -> None:
 
 
 def keep(stack: LocalStack, announce: Callable[[], None]) -> None:
-    """Return when a signal asks to end. Raises StartError when a server ends on its own.
+    """Return when a signal asks to end; start again what ends on its own. Raises StartError when that is impossible.
 
     ``announce`` is called once a signal does just that.
     """
@@ -54,8 +54,8 @@ def keep(stack: LocalStack, announce: Callable[[], None]) -> None:
 def run_command(stack: LocalStack, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run ``command`` beside the stack and return its exit code, 128 + n if signal n ended it.
 
-    Signals sent to this process are forwarded to it. If a server of the stack ends first, the command is ended too and
-    StartError raised. Raises ConfigError for a command that cannot be run.
+    Signals sent to this process are forwarded to it. Servers of the stack that end are started again; if one cannot
+    start, the command is ended too and StartError raised. Raises ConfigError for a command that cannot be run.
     """
     with _signals() as signals:  # before the start, so that no end of the command is missed
         try:
@@ -92,13 +92,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
-    """Yield after each signal (at least one at once). Raises StartError when a server ends on its own that cannot be
-    mended."""
+    """Yield after each signal (at least one at once). Raises StartError when a server cannot be started again."""
     watched: set[ServerProcess] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(signals.wakeup, selectors.EVENT_READ)
         while True:
-            serving = set(stack.processes)
+            serving = {process for process in stack.processes if process.failure() is None}
             for process in watched - serving:
                 selector.unregister(process)
             for process in serving - watched:
@@ -106,10 +105,8 @@ def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
             watched = serving
             signals.collect()
             yield
-            selector.select(timeout=1.0)  # seconds; the master has no pipe and is looked at now and then
+            selector.select(timeout=1.0)  # seconds; the master has no pipe, and restarts are due at times
             stack.mend()
-            if failure := stack.failure():
-                raise StartError(failure)
 
 
 class _Signals:

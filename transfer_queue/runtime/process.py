@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from transfer_queue.config.document import Document, load_document
@@ -67,7 +68,8 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
     """Run ``main(settings, stop, path)`` until SIGTERM, SIGINT, or with ``--die-with-parent`` end of file on stdin.
 
     ``path`` is the file of the settings.
-    Returns the exit code; an expected fault is one line on stderr and code 1.
+    Returns the exit code; an expected fault is one line on stderr and code 1. With ``--die-with-parent`` the parent is
+    told it on stdout too.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {prog}")
     parser.add_argument("--config", required=True, help="YAML or JSON file of settings")
@@ -91,7 +93,10 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
         gc.set_threshold(*_GC_THRESHOLD)
         loop.run_until_complete(main(settings, stop, arguments.config))
     except TransferQueueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if arguments.die_with_parent:  # whose log may be on the disk that is full
+            print("ENDED " + json.dumps({"error": str(error)}), flush=True)
+        with suppress(OSError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
         _end_tasks(loop)

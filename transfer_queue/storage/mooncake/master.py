@@ -112,6 +112,13 @@ class MasterProcess:
         listening = sorted(_listening(self._process.pid)) if self._process else []
         return [join_address(host, port) for host, port in listening if not is_loopback(host)]
 
+    def failure(self) -> str | None:
+        """Why it ended by itself, in one line; None while it runs."""
+        status = self.poll()
+        if status is None:
+            return None
+        return f"mooncake_master ended ({_describe(status)}): {self.log_tail()}".removesuffix(": ")
+
     def stop(self, grace_s: float = 5.0) -> None:
         """End the master and wait for it. Idempotent."""
         if self._process is not None:

@@ -1,0 +1,92 @@
+"""Why servers of a queue of this machine are gone: noted by ``tq up``, read by ``tq status`` and waiting programs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Trouble", "clear_trouble", "read_trouble", "state_root", "trouble_at", "write_trouble"]
+
+_NAME = "trouble.json"
+_BYTES = 4096
+"""Of the file, always: it is overwritten in place, which needs no room on a disk that is full."""
+
+
+class Trouble(msgspec.Struct):
+    """What is wrong with a queue.
+
+    ``state``: ``restarting``: a server is started again. ``failed``: the queue ended, as a server cannot start.
+    ``down``: it was taken down.
+    """
+
+    queue: str
+    controllers: list[str]
+    reason: str
+    state: Literal["restarting", "failed", "down"] = "restarting"
+    at: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def text(self) -> str:
+        return self.reason if self.state == "restarting" else f"queue {self.queue} ended: {self.reason}"
+
+
+def state_root() -> Path:
+    """``$XDG_STATE_HOME/transferqueue``, by default ``~/.local/state/transferqueue``."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "transferqueue"
+
+
+def clear_trouble(folder: Path, addresses: Iterable[str] = ()) -> None:
+    """Make the file of the queue whose folder this is, or empty it.
+
+    Its controllers serve at ``addresses`` from now on: what other queues noted that were there before is gone too.
+    """
+    wanted = set(addresses)
+    noted = [path.parent for path in state_root().glob(f"*/{_NAME}")]
+    former = [other for other in noted if (old := read_trouble(other)) and wanted.intersection(old.controllers)]
+    for each in {folder, *former}:
+        with suppress(OSError):
+            _write(each, b"")
+
+
+def write_trouble(folder: Path, trouble: Trouble) -> None:
+    """Note ``trouble``, with the time. Nothing is noted where that is impossible."""
+    trouble.at = time.time()
+    with suppress(OSError):
+        _write(folder, msgspec.json.encode(trouble))
+
+
+def _write(folder: Path, content: bytes) -> None:
+    descriptor = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, content[:_BYTES].ljust(_BYTES), 0)
+    finally:
+        os.close(descriptor)
+
+
+def read_trouble(folder: Path) -> Trouble | None:
+    """What was noted last; None if nothing."""
+    with suppress(OSError, msgspec.DecodeError):
+        if content := (folder / _NAME).read_bytes().strip():
+            return msgspec.json.decode(content, type=Trouble)
+    return None
+
+
+def trouble_at(addresses: Iterable[str]) -> Trouble | None:
+    """The trouble of the queue of this user and machine whose controller is at one of ``addresses``."""
+    wanted = set(addresses)
+    folders = [path.parent for path in state_root().glob(f"*/{_NAME}")]
+    if os.environ.get("TQ_CONFIG_FILE"):
+        folders.append(Path(os.environ["TQ_CONFIG_FILE"]).parent)
+    for folder in folders:
+        trouble = read_trouble(folder)
+        if trouble is not None and wanted.intersection(trouble.controllers):
+            return trouble
+    return None

@@ -1,0 +1,72 @@
+"""Ports of a local queue: those that the resource sets, else the default ones, else others that are free."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.errors import StartError
+from transfer_queue.launch.plan import HOST
+
+if TYPE_CHECKING:
+    from transfer_queue.config.resource import TransferQueue
+
+__all__ = ["with_free_ports"]
+
+
+def with_free_ports(resource: TransferQueue) -> TransferQueue:
+    """``resource`` with free ports for what it sets none for: the default port of each server, or those that follow.
+
+    Raises StartError if there is none up to 65535.
+    """
+    spec = resource.spec
+    wanted: list[tuple[Any, str, int]] = [
+        (spec.controller, "port", spec.controller.shards),
+        (spec.controller, "metrics_port", spec.controller.shards),
+        (spec.storage, "port", spec.storage.replicas),
+        (spec.storage, "metrics_port", spec.storage.replicas),
+    ]
+    mooncake = spec.backend.mooncake
+    if mooncake is not None and mooncake.master is not None:
+        wanted += [(mooncake.master, "rpc_port", 1), (mooncake.master, "metrics_port", 1)]
+    taken: set[int] = set()
+    for part, name, count in wanted:
+        if name in part.model_fields_set:
+            taken.update(range(getattr(part, name), getattr(part, name) + count))
+    changed: dict[int, dict[str, int]] = {}
+    for part, name, count in wanted:
+        if name not in part.model_fields_set:
+            port = _free(getattr(part, name), count, taken)
+            taken.update(range(port, port + count))
+            changed.setdefault(id(part), {})[name] = port
+
+    def renewed(part: Any, **update: Any) -> Any:
+        return part.model_copy(update={**changed.get(id(part), {}), **update})
+
+    backend = spec.backend
+    if mooncake is not None and mooncake.master is not None:
+        backend = renewed(backend, mooncake=renewed(mooncake, master=renewed(mooncake.master)))
+    parts = {"controller": renewed(spec.controller), "storage": renewed(spec.storage), "backend": backend}
+    return resource.model_copy(update={"spec": renewed(spec, **parts)})
+
+
+def _free(first: int, count: int, taken: set[int]) -> int:
+    """The first of ``count`` free ports in a row, from ``first`` on."""
+    port = first
+    while port + count <= 65536:
+        used = [each for each in range(port, port + count) if each in taken or not _is_free(each)]
+        if not used:
+            return port
+        port = used[-1] + 1
+    raise StartError(f"no {count} ports in a row are free on {HOST} from {first} on; set other ports in the resource")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is not "in use"
+        try:
+            probe.bind((HOST, port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
