@@ -7,6 +7,7 @@ import pytest
 
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
+from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def queue(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
 @pytest.fixture
 def client(stack: Stack) -> Iterator[tq.TransferQueueClient]:
     """A client of its own, of the module's stack."""
-    made = tq.TransferQueueClient("tester", stack.address)
+    named = ControllerAddresses(addresses=[stack.address])  # by address alone, it would not unpickle
+    made = tq.TransferQueueClient("tester", AttachConfig(controller=named, security=AttachSecurity(allow_pickle=True)))
     yield made
     made.close()
 
