@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import subprocess
@@ -52,6 +54,15 @@ class Etcd:
     def start(self) -> None:
         serves = running("etcd", self._command, self._folder, lambda: _is_healthy(self._client))
         self.process = self._exits.enter_context(serves)
+
+    def keys(self, prefix: str) -> list[str]:
+        """Those that begin with ``prefix``, which must not be empty."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        words = {"key": prefix, "range_end": end}
+        encoded = {name: base64.b64encode(word.encode()).decode() for name, word in words.items()}
+        request = urllib.request.Request(f"{self._client}/v3/kv/range", json.dumps(encoded).encode())
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return [base64.b64decode(each["key"]).decode() for each in json.load(answer).get("kvs", [])]
 
     def kill(self) -> None:
         self.process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from transfer_queue.client.shards import QueueEngine, attach
 from transfer_queue.client.twins import share_docstrings
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.server_info import ZMQServerInfo
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, NotInitializedError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, NotInitializedError, TransferQueueError
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,8 @@ Out: TypeAlias = "TensorDict | Mapping[str, torch.Tensor]"
 Device: TypeAlias = "str | int | torch.device | None"
 Layout: TypeAlias = Literal["jagged", "dense"]
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
+log = logging.getLogger(__name__)
+_CLOSE_S = 2.0
 _attaching = threading.Lock()
 """Of forked children, whose threads may use a client at once."""
 
@@ -138,11 +141,17 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
 
     def close(self) -> None:
-        """Give up the connections. Idempotent; later calls raise NotInitializedError."""
+        """Give up the connections. Idempotent; later calls raise NotInitializedError.
+
+        Never fails: storage that does not answer within two seconds is left to the end of the process, with a warning.
+        """
         if not self._closed:
             self._closed = True
             if self._pid == os.getpid() and self._io.alive:
-                self._io.wait(self._engine.close(), timeout_s=5.0)
+                try:
+                    self._io.wait(self._engine.close(), timeout_s=_CLOSE_S)
+                except TransferQueueError as error:
+                    log.warning("client %s is closed, but not all of its connections: %s", self.client_id, error)
 
     @property
     def engine(self) -> QueueEngine:

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -200,3 +201,23 @@ def test_the_operator_finds_the_leader_and_tells_why_there_is_none(tmp_path: Pat
 
             assert etcd in wait_until(reported, "the operator sees that etcd is gone")
     assert master_group(made, Observation()) is None
+
+
+CLOSES = """
+import json, sys
+from transfer_queue.storage.mooncake.settings import MooncakeSettings
+from transfer_queue.storage.mooncake.store import open_store
+
+store = open_store(MooncakeSettings.model_validate(json.loads(sys.argv[1])), int(sys.argv[2]))
+store.close()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("segment_bytes", [0, 64 * MIB])
+def test_a_process_that_closes_ends_at_once_with_its_own_status(masters: Masters, segment_bytes: int) -> None:
+    words = [sys.executable, "-c", CLOSES, json.dumps(masters.settings()), str(segment_bytes)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=25)  # the engine itself takes 30 s
+    assert done.returncode == 3, done.stderr
+    if not segment_bytes:
+        assert masters.etcd.keys("mooncake/") == [], "a client's entries in the metadata store are gone"

@@ -20,6 +20,7 @@ from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of, merged_spans
 from transfer_queue.storage.mooncake.devices import choose_devices
+from transfer_queue.storage.mooncake.leaving import leave
 from transfer_queue.storage.mooncake.loopback import confined, is_loopback
 from transfer_queue.storage.mooncake.parts import block_key
 from transfer_queue.storage.mooncake.priority import with_low_priority
@@ -47,6 +48,7 @@ class Store:
         self._zero_copy = settings.zero_copy.enable
         self._pinned = not settings.eviction_disabled
         self._reserved = reserved
+        self._masters_in_etcd = settings.master_server_address.startswith("etcd://")
         self.reads_ranges = settings.zero_copy.enable and hasattr(raw, "get_into_ranges")
         """Whether ``read_ranges`` may be used; older engines read whole values."""
         self._tcp = settings.protocol == "tcp"
@@ -260,9 +262,16 @@ class Store:
     # --------------------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """Unmount this process's segment, with all that is in it, and disconnect. Idempotent."""
+        """Unmount this process's segment, with all that is in it, and disconnect. Idempotent.
+
+        With several masters the connection ends with the process, see ``leaving``.
+        """
         raw, self._raw = self._raw, None
-        if raw is not None:
+        if raw is None:
+            return
+        if self._masters_in_etcd:
+            leave(raw, self.name, self._module.__file__)
+        else:
             raw.close()
             self._reserved.close()
 

@@ -1,0 +1,53 @@
+"""The end of a connection to a group of masters.
+
+The engine's own end waits up to 30 s for its watch of the leader in etcd to run out, and holds the interpreter
+meanwhile: no thread of the program runs. It is the same at the exit of a process that never closed. So such a
+connection is left to the end of the process, and the engine's exit handler is kept from running. A client's entries in
+the metadata store are taken out when the interpreter ends. The segment of a storage unit ends as that of a killed one:
+the master gives it up when its process no longer pings.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+__all__ = ["leave"]
+
+_ENTRIES = ("mooncake/ram/{}", "mooncake/rpc_meta/{}")
+_lock = threading.Lock()
+_left: list[str] = []
+
+
+def leave(raw: Any, name: str, module_file: str) -> None:
+    """Leave ``raw``, the engine's connection of this name in the store, to the end of the process.
+
+    Args:
+        raw: the engine's object; it must never be destroyed.
+        name: ``host:port`` of the connection.
+        module_file: file of the engine's module, beside which its library for etcd lies.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
+    with _lock:
+        _left.append(name)
+        if len(_left) > 1:
+            return
+    atexit.register(_forget, str(Path(module_file).with_name("libetcd_wrapper.so")))
+    libc = ctypes.CDLL(None)
+    # Exit handlers run in reverse: this one, which ends the process with its exit status, runs before the engine's.
+    libc.on_exit(libc._exit, None)
+
+
+def _forget(library: str) -> None:
+    """Take the entries of what was left out of etcd."""
+    try:
+        engine = ctypes.CDLL(library)
+        error = ctypes.c_char_p()
+        for name in _left:
+            for entry in _ENTRIES:
+                engine.EtcdDeleteWrapper(entry.format(name).encode(), ctypes.byref(error))
+    except (OSError, AttributeError):  # another build of the engine: entries of processes that are gone do no harm
+        return
