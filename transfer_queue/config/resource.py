@@ -120,7 +120,8 @@ class Controller(Part):
     )
     durability: Durability = Field(
         default="none",
-        description="What acknowledged rows survive. none: nothing; process: the end of any process or container; "
+        description="What acknowledged rows survive. none: nothing; process: the end of any process or container, "
+        "but on clusters not of its pod; "
         "node: the end of the machine too, on persistent volumes.",
     )
     journal: Journal = Field(default=Journal(), description="The journal, unless durability is none.")
@@ -431,7 +432,7 @@ class Injection(Model):
 class Access(Model):
     """Who may use the queue from other namespaces."""
 
-    namespaces: list[str] = Field(
+    namespaces: list[Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|[*])$")]] = Field(
         default=[], description='Namespaces whose pods may attach besides the own; "*" is all.'
     )
 

@@ -14,13 +14,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Webhooks see neither Kubernetes' own namespaces nor the chart's: a broken operator can always be repaired. */}}
+{{/* Webhooks see neither Kubernetes' own namespaces nor the chart's, unless that is watched: a broken operator can always be repaired. */}}
 {{- define "transferqueue.namespaceSelector" -}}
 matchExpressions:
   - key: kubernetes.io/metadata.name
     operator: NotIn
     values:
-      {{- range concat (list "kube-system" "kube-public" "kube-node-lease" .Release.Namespace) .Values.webhook.excludeNamespaces | uniq }}
+      {{- $own := has .Release.Namespace .Values.watchNamespaces | ternary (list) (list .Release.Namespace) }}
+      {{- range concat (list "kube-system" "kube-public" "kube-node-lease") $own .Values.webhook.excludeNamespaces | uniq }}
       - {{ . | quote }}
       {{- end }}
   {{- with .Values.watchNamespaces }}

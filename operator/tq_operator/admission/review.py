@@ -62,9 +62,19 @@ def read_review(document: Any) -> Review:
     )
 
 
-def allow(review: Review, operations: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Let the object in, changed by a JSON patch."""
+_POD_LIFETIME = (
+    "spec.controller.durability: process outlives containers only: deleting the controller's pod loses every row, a "
+    "storage unit's pod those that it could not move. Use durability: node for rows that outlive pods"
+)
+
+
+def allow(
+    review: Review, operations: list[dict[str, Any]] | None = None, warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Let the object in, changed by a JSON patch. ``warnings`` are shown by kubectl, 256 characters of each."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
+    if warnings:
+        response["warnings"] = list(warnings)
     if operations:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(operations).encode()).decode()}
     return _answer(response)
@@ -123,15 +133,16 @@ def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, An
         after = queue_from(review.subject, default_tls)
     except ConfigError as error:
         return deny(review, str(error))
+    warnings = [_POD_LIFETIME] if after.spec.controller.durability == "process" else []
     if review.previous is None:
-        return allow(review)
+        return allow(review, warnings=warnings)
     try:
         before = queue_from(review.previous, default_tls)
     except ConfigError:  # of an older schema: it cannot be running
         return allow(review)
     used = _at(review.previous, "status", "storage", "used")
     problem = lossy_change(before, after, used not in (None, "0"), _bytes(used))
-    return deny(review, problem) if problem else allow(review)
+    return deny(review, problem) if problem else allow(review, warnings=warnings)
 
 
 def _bytes(used: Any) -> int | None:

@@ -12,13 +12,30 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from tq_operator.plan.names import digest
+from tq_operator.plan.names import MANAGED_BY, MANAGER, digest
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["APPLIED_ANNOTATION", "amount", "differs", "foreign_owner", "stamped"]
+__all__ = [
+    "APPLIED_ANNOTATION",
+    "IGNORE_DRIFT_ANNOTATION",
+    "amount",
+    "differs",
+    "foreign_fields",
+    "foreign_owner",
+    "stamped",
+]
 
 APPLIED_ANNOTATION = f"{GROUP}/applied"
+IGNORE_DRIFT_ANNOTATION = f"{GROUP}/ignore-drift"
+"""On a child: paths such as ``spec.selector``, comma-separated, where others may add what they want."""
+_WHOLE: Final = {
+    "ConfigMap": ("data",),
+    "PodDisruptionBudget": ("spec.selector.matchLabels",),
+    "Service": ("spec.selector", "spec.ports"),
+}
+"""Fields whose keys and entries are all ours: one that another manager adds changes what the object does, and
+server-side apply never takes it back."""
 
 # Fields by which entries of a list are found again. Several may have the same, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
@@ -42,14 +59,51 @@ def stamped(manifest: Manifest) -> Manifest:
 
 def differs(wanted: Manifest, observed: Manifest | None) -> bool:
     """Whether ``wanted`` (stamped) has to be applied."""
-    return observed is None or not _contains(observed, wanted)
+    return observed is None or not _contains(observed, wanted) or bool(foreign_fields(wanted, observed))
+
+
+def foreign_fields(wanted: Manifest, observed: Manifest | None) -> dict[str, Any]:
+    """Path -> wanted value of the fields to which others added something, or of whose entries they changed the key.
+
+    Paths are JSON pointers. None of what the annotation ``transferqueue.io/ignore-drift`` of the object names.
+    """
+    if observed is None:
+        return {}
+    annotations = observed["metadata"].get("annotations") or {}
+    ignored = {path.strip() for path in str(annotations.get(IGNORE_DRIFT_ANNOTATION, "")).split(",")}
+    found = {}
+    for path in _WHOLE.get(wanted["kind"], ()):
+        ours, theirs = _at(wanted, path), _at(observed, path)
+        if path not in ignored and ours is not None and _identities(theirs) - _identities(ours):
+            found["/" + path.replace(".", "/")] = ours
+    return found
+
+
+def _at(manifest: Any, path: str) -> Any:
+    for name in path.split("."):
+        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
+    return manifest
+
+
+def _identities(value: Any) -> set[Any]:
+    """Keys of a mapping; what server-side apply knows ports by."""
+    if isinstance(value, Mapping):
+        return set(value)
+    return {(entry.get("port"), entry.get("protocol", "TCP")) for entry in value or []}
 
 
 def foreign_owner(observed: Manifest | None, uid: str) -> bool:
-    """Whether an object of that name exists that does not belong to the queue with this uid."""
+    """Whether an object of that name exists that does not belong to the queue with this uid.
+
+    One without any owner that carries our labels and was applied by us is an orphan of ours.
+    """
     if observed is None:
         return False
-    owners = observed["metadata"].get("ownerReferences", [])
+    metadata = observed["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    applied = (metadata.get("annotations") or {}).get(APPLIED_ANNOTATION)
+    if not owners and applied and (metadata.get("labels") or {}).get(MANAGED_BY) == MANAGER:
+        return False
     return not any(owner.get("uid") == uid for owner in owners)
 
 

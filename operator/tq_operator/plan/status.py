@@ -199,6 +199,9 @@ def _conditions(
     if missing:
         reason = problem.reason if problem else "PodsNotReady"
         ready = ("Ready", "False", reason, f"{waiting} {problem.message}" if problem else waiting)
+    elif none := [name for name, part in parts.items() if part.summary and not part.replicas]:
+        words = f"There is no {' and no '.join(none)}: spec.{none[0]}.replicas is 0, so nothing can be put."
+        ready = ("Ready", "False", "NoReplicas", words)
     elif conflict:  # the pods that are ready may be those of somebody else
         ready = ("Ready", "False", conflict.reason, conflict.message)
     else:

@@ -116,6 +116,15 @@ class Cluster:
         """Server-side apply; fields that others set by hand are taken back."""
         return self._apply(_path(manifest), manifest)
 
+    def replace_fields(self, manifest: Manifest, fields: Mapping[str, Any]) -> None:
+        """Give fields of an object these values whole, whoever set what is there. ``fields`` by JSON pointer."""
+        operations = [{"op": "replace", "path": path, "value": value} for path, value in fields.items()]
+        query = [("fieldManager", MANAGER)]
+        try:
+            self.call("PATCH", _path(manifest), operations, query, "application/json-patch+json")
+        except (NotFoundError, ConflictError) as error:
+            raise ClusterError(_words(error)) from None
+
     def delete(self, manifest: Manifest) -> None:
         """Delete this very object, not one that has taken its name since."""
         options = {"preconditions": {"uid": manifest["metadata"]["uid"]}, "propagationPolicy": "Background"}
@@ -234,7 +243,7 @@ class Cluster:
         self,
         method: str,
         path: str,
-        body: Manifest | None = None,
+        body: Manifest | list[Manifest] | None = None,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
     ) -> Manifest:
@@ -247,7 +256,12 @@ class Cluster:
         return self._answer("GET", path, None, query, "application/json").decode(errors="replace")
 
     def _answer(
-        self, method: str, path: str, body: Manifest | None, query: list[tuple[str, str]] | None, content_type: str
+        self,
+        method: str,
+        path: str,
+        body: Manifest | list[Manifest] | None,
+        query: list[tuple[str, str]] | None,
+        content_type: str,
     ) -> bytes:
         try:
             answer = self._client.request(

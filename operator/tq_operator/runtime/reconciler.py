@@ -12,14 +12,14 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from kubernetes.dynamic.exceptions import NotFoundError
 
-from tq_operator.plan.difference import foreign_owner
+from tq_operator.plan.difference import IGNORE_DRIFT_ANNOTATION, foreign_fields, foreign_owner
 from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
@@ -245,7 +245,7 @@ class Reconciler:
         if step.held:
             queue = replace(queue, tls=queue.running_tls)
         told = self._certificates.look_after(queue, seen.users, datetime.now(timezone.utc))
-        children, refused = self._write(queue, step, dict(seen.children))
+        children, refused = self._write(document, queue, step, dict(seen.children))
         problems = [*step.problems, *told, *refused]
         seen = replace(seen, children=children, problems=problems, held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
@@ -294,13 +294,18 @@ class Reconciler:
             return self._cluster.claimable(rdma.claim.device_class_name)
         return (self._cluster.offered(rdma.resource_name) if rdma.resource_name else None), ""
 
-    def _write(self, queue: Queue, step: Step, children: Children) -> tuple[Children, list[Problem]]:
+    def _write(
+        self, document: Manifest, queue: Queue, step: Step, children: Children
+    ) -> tuple[Children, list[Problem]]:
         """Write what the step says. Gives the children as they are then, and what went wrong."""
         found, problems = dict(children), []
         for manifest in step.apply:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             try:
                 self._check_leading()
+                if fields := foreign_fields(manifest, found.get((kind, name))):
+                    self._cluster.replace_fields(manifest, fields)
+                    self._tell_of_repair(document, f"{kind} {name}", fields)
                 applied = found[kind, name] = self._cluster.apply(manifest)
                 self.watched.put(kind, applied)
                 self.metrics.writes.labels(kind).inc()
@@ -324,6 +329,19 @@ class Reconciler:
                 except ClusterError as error:
                     problems.append(refusal(f"events of {kind} {name}", str(error)))
         return found, problems
+
+    def _tell_of_repair(self, document: Manifest, what: str, fields: Iterable[str]) -> None:
+        paths = ", ".join(path.strip("/").replace("/", ".") for path in fields)
+        words = (
+            f"{what}: {paths} was changed by something else and is as the queue wants it again. Annotate it with "
+            f"{IGNORE_DRIFT_ANNOTATION}={paths} to allow such changes"
+        )
+        news = {"type": f"Drift {what} {paths}", "status": "True", "reason": "DriftRepaired", "message": words}
+        logger.warning("queue %s: %s", document["metadata"]["name"], words)
+        try:
+            self._cluster.create_event(event(document, {**news, "lastTransitionTime": _now()}, self._identity))
+        except (ClusterError, NotFoundError) as error:
+            logger.warning("no event of a repair: %s", error)
 
     def _check_leading(self) -> None:
         if not self._leading():

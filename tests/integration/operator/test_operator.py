@@ -536,3 +536,26 @@ def test_a_horizontal_pod_autoscaler_scales_the_storage(operator: Operator, queu
 
     wait_until(lambda: storage() == scaled, "the autoscaler scales the storage units", 60)
     plane.kubectl("delete", "hpa", queue)
+
+
+def test_what_others_change_in_a_service_is_taken_back_with_an_event(operator: Operator, queue: str) -> None:
+    plane, name = operator.plane, f"{queue}-controller"
+    wait_until(lambda: plane.get("service", name) is not None, "the Service is there")
+
+    def spec() -> dict[str, Any]:
+        found: dict[str, Any] = (plane.get("service", name) or {})["spec"]
+        return found
+
+    before = spec()
+    plane.kubectl("patch", "service", name, "--type=merge", "-p", '{"spec":{"selector":{"evil":"yes"}}}')
+    wait_until(lambda: spec()["selector"] == before["selector"], "the selector is as before")
+    changed = '[{"op":"replace","path":"/spec/ports/0/port","value":1234}]'
+    plane.kubectl("patch", "service", name, "--type=json", "-p", changed)
+    wait_until(lambda: spec()["ports"] == before["ports"], "the ports are as before")
+    orphaned = '[{"op":"remove","path":"/metadata/ownerReferences"}]'
+    plane.kubectl("patch", "service", name, "--type=json", "-p", orphaned)
+    wait_until(lambda: (plane.get("service", name) or {})["metadata"].get("ownerReferences"), "it is owned again")
+    events = plane.kubectl("get", "events.events.k8s.io", "-o", "json")
+    found = [event["note"] for event in json.loads(events.stdout)["items"] if event["reason"] == "DriftRepaired"]
+    assert any(f"Service {name}: spec.selector" in note for note in found), found
+    assert any(f"Service {name}: spec.ports" in note for note in found), found

@@ -85,6 +85,10 @@ TOO_FEW = (
     "are shared out to them"
 )
 REFUSALS = [
+    (
+        "{backend: {simple: {}}, access: {namespaces: [Bad_NS]}}",
+        'spec.access.namespaces[0]: Invalid value: "Bad_NS": should match',
+    ),
     ("{backend: {simple: {}}, storage: {capacity: 12Q}}", f'spec.storage.capacity: "12Q" is not a quantity; {UNITS}'),
     ("{backend: {simple: {}}, storage: {capacity: 0Gi}}", f'spec.storage.capacity: "0Gi" is not a quantity; {UNITS}'),
     (

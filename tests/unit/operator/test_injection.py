@@ -384,6 +384,10 @@ def test_a_pod_that_is_none_is_refused_in_words(subject: Any) -> None:
 
 def test_a_queue_is_validated_with_the_words_of_the_library() -> None:
     assert validate_queue(review(document("{backend: {simple: {}}}")))["response"]["allowed"] is True
+    process = "{backend: {simple: {}}, controller: {durability: process}}"
+    (warning,) = validate_queue(review(document(process)))["response"]["warnings"]
+    assert "deleting the controller's pod loses every row" in warning
+    assert len(warning) <= 256, "kubectl shows no more"
     response = validate_queue(review(document("{backend: {simple: {}, ray: {}}}")))["response"]
     assert response["allowed"] is False
     assert response["status"]["message"] == "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"

@@ -216,3 +216,10 @@ def test_a_queue_is_read_from_what_the_apiserver_holds() -> None:
         }
     )
     assert (found.name, found.namespace, found.uid, found.generation) == ("q", "n", "u", 5)
+
+
+def test_a_queue_without_a_pod_of_a_part_is_not_ready() -> None:
+    none = queue("{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, storage: {replicas: 0}}")
+    ready = condition(queue_status(none, observed(storage=0), {}, NOW), "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NoReplicas")
+    assert "spec.storage.replicas is 0" in ready["message"]
