@@ -92,19 +92,22 @@ def _identities(value: Any) -> set[Any]:
     return {(entry.get("port"), entry.get("protocol", "TCP")) for entry in value or []}
 
 
+def owned_by(observed: Manifest, uid: str) -> bool:
+    """Whether an object names the queue with this uid as an owner."""
+    return any(owner.get("uid") == uid for owner in observed["metadata"].get("ownerReferences") or [])
+
+
 def foreign_owner(observed: Manifest | None, uid: str) -> bool:
-    """Whether an object of that name exists that does not belong to the queue with this uid.
+    """Whether an object with the name of a child exists that does not belong to the queue with this uid.
 
     One without any owner that carries our labels and was applied by us is an orphan of ours.
     """
-    if observed is None:
+    if observed is None or owned_by(observed, uid):
         return False
     metadata = observed["metadata"]
-    owners = metadata.get("ownerReferences") or []
-    applied = (metadata.get("annotations") or {}).get(APPLIED_ANNOTATION)
-    if not owners and applied and (metadata.get("labels") or {}).get(MANAGED_BY) == MANAGER:
-        return False
-    return not any(owner.get("uid") == uid for owner in owners)
+    applied = APPLIED_ANNOTATION in (metadata.get("annotations") or {})
+    ours = applied and (metadata.get("labels") or {}).get(MANAGED_BY) == MANAGER
+    return bool(metadata.get("ownerReferences")) or not ours
 
 
 def _contains(observed: Any, wanted: Any, field: str = "") -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import amount, differs, foreign_owner, stamped
+from tq_operator.plan.difference import amount, differs, foreign_owner, owned_by, stamped
 from tq_operator.plan.masters import same_group
 from tq_operator.plan.names import digest, is_controller
 from tq_operator.plan.pods import ready_pods
@@ -77,7 +77,7 @@ def next_step(
     surplus = [
         child
         for key, child in children.items()
-        if key not in wanted and not foreign_owner(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
+        if key not in wanted and owned_by(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
     ]
     waits = ""
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
