@@ -3,7 +3,8 @@
 The settings travel in an annotation that the kubelet shows to the container as a file. So a pod in any namespace gets
 them, and no ConfigMap has to be copied there or to exist before the pod starts.
 
-Injecting an injected pod changes nothing, whatever other webhooks did in between.
+Injecting an injected pod changes nothing, whatever other webhooks did in between. A pod that was made again from an
+exported manifest gets the settings, Secrets and volumes of the queue that it asks for now, not of an earlier one.
 """
 
 from __future__ import annotations
@@ -128,10 +129,13 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
     result = copy.deepcopy(dict(pod))
     metadata, spec = _ensure(result, "metadata", {}), _ensure(result, "spec", {})
     annotations = _ensure(metadata, "annotations", {})
+    again = INJECTED_ANNOTATION in annotations
     annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
     secrets = _secrets(queue, namespace or queue.namespace, annotations.get(TOKEN_ANNOTATION))
     settings = attach_settings(queue, queue.running_tls, token=_TOKEN_VOLUME in secrets)
-    annotations.setdefault(SETTINGS_ANNOTATION, yaml_text(settings))
+    annotations[SETTINGS_ANNOTATION] = yaml_text(settings)
+    if again:
+        _drop_volumes(spec, {_TLS_VOLUME, _TOKEN_VOLUME} - secrets.keys())
     _ensure(metadata, "labels", {})[QUEUE_LABEL] = label_value(queue.name)
 
     # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.
@@ -141,13 +145,11 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
         mounted |= _inject_container(container, queue, kept, secrets)
         if claimed:
             _add(_ensure(_ensure(container, "resources", {}), "claims", []), {"name": CLAIM})
+    shm = {"medium": "Memory", "sizeLimit": str(queue.spec.injection.shared_memory)}
+    wanted = [_config_volume(), *({"name": name, "secret": secret} for name, (_, secret) in secrets.items())]
     volumes = _ensure(spec, "volumes", [])
-    _add(volumes, _config_volume())
-    for volume, (_, secret) in secrets.items():
-        _add(volumes, {"name": volume, "secret": secret})
-    if mounted:
-        shm = {"medium": "Memory", "sizeLimit": str(queue.spec.injection.shared_memory)}
-        _add(volumes, {"name": _SHM_VOLUME, "emptyDir": shm})
+    for volume in [*wanted, *([{"name": _SHM_VOLUME, "emptyDir": shm}] if mounted else [])]:
+        _add(volumes, volume, replace=again)
     return result
 
 
@@ -263,9 +265,23 @@ def _config_volume() -> Manifest:
     return {"name": _CONFIG_VOLUME, "downwardAPI": {"items": [{"path": _CONFIG_FILE, "fieldRef": field}]}}
 
 
-def _add(entries: list[Manifest], entry: Manifest) -> None:
-    if all(other.get("name") != entry["name"] for other in entries):
-        entries.append(entry)
+def _drop_volumes(spec: Manifest, names: set[str]) -> None:
+    """Take volumes of an earlier injection out, with their mounts."""
+    if spec.get("volumes"):
+        spec["volumes"] = [volume for volume in spec["volumes"] if volume.get("name") not in names]
+    for container in (*_listed(spec, "initContainers"), *_listed(spec, "containers")):
+        if mounts := container.get("volumeMounts"):
+            container["volumeMounts"] = [mount for mount in mounts if mount.get("name") not in names]
+
+
+def _add(entries: list[Manifest], entry: Manifest, *, replace: bool = False) -> None:
+    """Add an entry unless there is one of its name; with ``replace`` it takes the place of that."""
+    for position, other in enumerate(entries):
+        if other.get("name") == entry["name"]:
+            if replace:
+                entries[position] = entry
+            return
+    entries.append(entry)
 
 
 def _ensure(parent: Manifest, key: str, empty: Any) -> Any:

@@ -276,6 +276,12 @@ def test_a_second_injection_changes_nothing(given: Any) -> None:
     assert patch(once, inject(once, given)) == []
 
 
+def test_a_pod_made_again_from_an_injected_one_gets_the_queue_that_it_asks_for_now() -> None:
+    after = queue("{backend: {simple: {}}, controller: {port: 50070}, injection: {sharedMemory: 3Gi}}")
+    assert inject(inject(pod(), TLS), after) == inject(pod(), after)
+    assert secrets(inject(inject(pod(), after), TLS)) == secrets(inject(pod(), TLS))
+
+
 def test_another_webhook_in_between_costs_nothing_but_its_own_container() -> None:
     once = inject(pod(), TCP)
     once["spec"]["containers"].append({"name": "added", "image": "a:1"})
