@@ -65,11 +65,14 @@ def differs(wanted: Manifest, observed: Manifest | None) -> bool:
 def foreign_fields(wanted: Manifest, observed: Manifest | None) -> dict[str, Any]:
     """Path -> wanted value of the fields to which others added something, or of whose entries they changed the key.
 
-    Paths are JSON pointers. None of what the annotation ``transferqueue.io/ignore-drift`` of the object names.
+    Paths are JSON pointers. None of what the annotation ``transferqueue.io/ignore-drift`` of the object names, and none
+    of an object to which another manifest was applied: what differs there is our own change.
     """
     if observed is None:
         return {}
     annotations = observed["metadata"].get("annotations") or {}
+    if annotations.get(APPLIED_ANNOTATION) != (wanted["metadata"].get("annotations") or {}).get(APPLIED_ANNOTATION):
+        return {}
     ignored = {path.strip() for path in str(annotations.get(IGNORE_DRIFT_ANNOTATION, "")).split(",")}
     found = {}
     for path in _WHOLE.get(wanted["kind"], ()):
