@@ -121,7 +121,7 @@ PROPERTIES = {
 
 MODULES = {
     "transfer_queue.client": ["TransferQueueClient", "AsyncTransferQueueClient"],
-    "transfer_queue.controller": ["TransferQueueController"],
+    "transfer_queue.controller": ["TransferQueueController", "DataPartitionStatus"],
     "transfer_queue.metadata": ["BatchMeta", "KVBatchMeta", "FieldMeta", "SampleMeta", "extract_field_schema"],
     "transfer_queue.interface": [*TWINS, *[f"async_{name}" for name in TWINS], "init", "close", "get_client"],
     "transfer_queue.sampler": ["BaseSampler", "SequentialSampler", "GRPOGroupNSampler", "RankAwareSampler"],

@@ -71,7 +71,10 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "transfer_queue.sampler.streaming_token_budget_sampler": _TOKEN_BUDGET,
     "transfer_queue.interface": dict.fromkeys(("load_checkpoint", "save_checkpoint"), "transfer_queue.checkpoint"),
-    "transfer_queue.controller": {"TransferQueueController": _ACTORS},
+    "transfer_queue.controller": {
+        "TransferQueueController": _ACTORS,
+        "DataPartitionStatus": "transfer_queue.control.draws:PartitionView",
+    },
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
     | _ERROR,
     "transfer_queue.storage.simple_storage": {**_UNIT, **_ERROR},
