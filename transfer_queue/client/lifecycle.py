@@ -43,6 +43,10 @@ class LocalQueue(Protocol):
 class StartedQueue(LocalQueue, Protocol):
     """A queue of local processes."""
 
+    @property
+    def page(self) -> str:
+        """URL of the page that shows it."""
+
     def write_attach_config(self) -> Path: ...
 
 
@@ -131,7 +135,7 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
         where = ", ".join(local.attach_config.controller.addresses)
         print(
             f"transfer_queue: found no queue and started a queue of its own at {where}; child processes find it, other "
-            f"processes of this user by TQ_CONFIG_FILE={path}",
+            f"processes of this user by TQ_CONFIG_FILE={path}; page: {local.page}",
             file=sys.stderr,
             flush=True,
         )
