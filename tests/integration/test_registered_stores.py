@@ -15,6 +15,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration import user_store
 from tests.integration.stack import ROOT
 from tests.waiting import wait_until
@@ -54,7 +55,7 @@ def table() -> Iterator[Queue]:
 
 def in_another_process(table: Queue, code: str, *, wait: bool = True) -> subprocess.Popen[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TQ_CONTROLLER_ADDRESS": table.address}
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if wait:

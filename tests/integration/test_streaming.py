@@ -17,6 +17,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.columns.nested import strided_nested
@@ -68,7 +69,7 @@ class Programs:
 
     def __call__(self, code: str, *arguments: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        self.started.append(subprocess.Popen(command, env=self.environ, stdout=subprocess.PIPE, text=True))
+        self.started.append(preloaded.Popen(command, env=self.environ, stdout=subprocess.PIPE, text=True))
         return self.started[-1]
 
 

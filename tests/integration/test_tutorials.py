@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.integration.stack import ROOT
 
 FOLDER = ROOT / "examples" / "tutorials"
@@ -20,7 +21,7 @@ def run(script: Path) -> str:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
         environ.pop(name, None)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, env=environ)
+    done = preloaded.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
