@@ -20,6 +20,7 @@ _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/view.js": ("view.js", "text/javascript; charset=utf-8"),
     "/view.css": ("view.css", "text/css; charset=utf-8"),
+    "/favicon.svg": ("favicon.svg", "image/svg+xml"),
 }
 
 

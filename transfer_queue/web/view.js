@@ -1,16 +1,27 @@
 "use strict";
-// Draws /api/dataflow once a second. Text goes in as text, never as HTML: names of partitions and fields are users'.
+// Draws /api/dataflow once a second. Cells are updated in place, so that scrolling, selections and focus stay. Text goes
+// in as text, never as HTML: names of partitions, tasks and fields are those of users.
 
 const PERIOD_MS = 1000;
+const MOST_ROWS = 200;
+const WAITING_S = 2;
+const LATE_S = 10;
 let before = null;
+let now = null;
 
 function element(tag, attributes, ...children) {
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (value !== null && value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null).map((child) => child instanceof Node ? child : String(child)));
+  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
+  node.append(...children);
   return node;
+}
+
+function write(node, text) {
+  if (node.textContent !== String(text)) node.textContent = text;
+}
+
+function mark(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
 }
 
 function bytes(count) {
@@ -20,88 +31,193 @@ function bytes(count) {
   return `${step ? count.toFixed(1) : count} ${units[step]}`;
 }
 
-function table(head, rows, empty) {
-  if (!rows.length) return element("p", { class: "dim" }, empty);
-  const top = element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)));
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, top), element("tbody", {}, ...rows)));
+// The children of `parent` become one node for each item, in order; a node stays with the key of its item.
+function keep(parent, items, key, make, update) {
+  parent.nodes ||= new Map();
+  const seen = new Set();
+  let place = parent.firstChild;
+  for (const item of items) {
+    const name = key(item);
+    seen.add(name);
+    let node = parent.nodes.get(name);
+    if (!node) {
+      node = make(item);
+      parent.nodes.set(name, node);
+    }
+    if (node === place) place = place.nextSibling;
+    else parent.insertBefore(node, place);
+    update(node, item);
+  }
+  for (const [name, node] of parent.nodes) {
+    if (!seen.has(name)) {
+      node.remove();
+      parent.nodes.delete(name);
+    }
+  }
 }
 
-function bar(part, whole, label, show = String) {
-  const full = whole > 0 && part === whole;
-  return element("td", {},
-    element("progress", { max: Math.max(whole, 1), value: part, class: full ? "full" : null, "aria-label": label }),
-    `${show(part)} of ${show(whole)}`);
+function rows(id, items, empty, key, update) {
+  const table = document.getElementById(id);
+  const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const shown = items.slice(0, MOST_ROWS);
+  keep(table.tBodies[0], shown, key, () => element("tr", {}, ...labels.map((label, place) =>
+    place ? element("td", { "data-label": label }) : element("th", { scope: "row" }))), (row, item) => update(row.cells, item));
+  table.hidden = !items.length;
+  const note = table.nextElementSibling;
+  const more = items.length - shown.length;
+  note.hidden = Boolean(items.length) && !more;
+  write(note, items.length ? `${more} more are not shown; filter them by name.` : empty);
 }
 
-function task(item) {
-  const waiting = item.waiting ? `, ${item.waiting} waiting` : "";
-  return element("span", { class: item.waiting ? "task waiting" : "task", title: item.fields.join(", ") },
-    `${item.task}: ${item.consumed} consumed, ${item.ready} ready${waiting}`);
+// A long name is cut on the screen; the tooltip has all of it.
+function named(cell, name) {
+  if (!cell.firstChild) cell.append(element("span", { class: "name" }));
+  write(cell.firstChild, name);
+  mark(cell.firstChild, "title", name);
 }
 
-function partitions(list) {
-  const fields = [...new Set(list.flatMap((item) => Object.keys(item.fields)))];
-  const rows = list.map((item) => element("tr", {},
-    element("th", { scope: "row" }, item.name),
-    element("td", { class: "number" }, item.rows, item.lost ? element("div", { class: "fault" }, `${item.lost} lost`) : null),
-    element("td", { class: "number" }, bytes(item.bytes)),
-    ...fields.map((name) => name in item.fields
-      ? bar(item.fields[name], item.rows, `${item.name}, ${name}`) : element("td", { class: "dim" }, "–")),
-    element("td", {}, ...item.subscriptions.map(task))));
-  return table(["partition", "rows", "bytes", ...fields, "tasks"], rows, "No rows yet: nobody has put anything.");
+function number(cell, text, fault = false) {
+  mark(cell, "class", fault ? "number fault" : "number");
+  write(cell, text);
 }
 
-function waiters(list) {
-  const rows = list.map((item) => element("tr", {},
-    element("td", {}, item.task || "a put"), element("td", {}, item.partition),
-    element("td", { class: "number" }, item.rows), element("td", { class: "number" }, `${item.waited_s.toFixed(0)} s`),
-    element("td", {}, item.lacks)));
-  return table(["who", "partition", "rows wanted", "for", "what is there and what lacks"], rows, "Nobody waits.");
+function bar(node, part, whole, text) {
+  if (!node.firstChild) node.append(element("div", {}), element("div", { class: "bar", "aria-hidden": "true" }, element("div")));
+  const [words, track] = node.children;
+  write(words, text);
+  mark(track, "class", whole > 0 && part === whole ? "bar full" : "bar");
+  track.firstChild.style.width = `${whole > 0 ? (100 * part) / whole : 0}%`;
 }
 
-function units(list) {
-  const rows = list.map((item) => element("tr", {},
-    element("th", { scope: "row" }, item.name), element("td", {}, item.address),
-    bar(item.used, item.capacity, `use of ${item.name}`, bytes),
-    element("td", { class: "number" }, item.blocks),
-    element("td", { class: item.connected ? null : "fault" }, item.connected ? "connected" : "away")));
-  return table(["unit", "address", "use", "blocks", "state"], rows, "No storage unit has registered.");
+function chips(cell, items, key, update) {
+  if (!cell.firstChild) cell.append(element("div", { class: "chips" }));
+  keep(cell.firstChild, items, key, () => element("div", { class: "chip" }), update);
 }
 
-function rate(now, name) {
+function longestWaits() {
+  const waits = new Map();
+  for (const waiter of now.waiters) {
+    const name = JSON.stringify([waiter.partition, waiter.task]);
+    waits.set(name, Math.max(waits.get(name) || 0, waiter.waited_s));
+  }
+  return waits;
+}
+
+function partitions(waits) {
+  const wanted = document.getElementById("filter").value.toLowerCase();
+  const order = document.getElementById("order").value;
+  let list = now.partitions.filter((item) => !wanted || item.name.toLowerCase().includes(wanted) ||
+    item.subscriptions.some((each) => each.task.toLowerCase().includes(wanted)));
+  if (order === "newest") list = list.reverse();
+  if (order === "name") list.sort((one, other) => one.name.localeCompare(other.name, undefined, { numeric: true }));
+  if (order === "rows") list.sort((one, other) => other.rows - one.rows);
+  const empty = now.partitions.length ? "No partition or task has this text in its name." : "No rows yet: nothing has been put.";
+  rows("partitions", list, empty, (item) => item.name, (cells, item) => {
+    named(cells[0], item.name);
+    number(cells[1], item.lost ? `${item.rows}, ${item.lost} lost` : item.rows, Boolean(item.lost));
+    number(cells[2], bytes(item.bytes));
+    chips(cells[3], Object.entries(item.fields), ([name]) => name, (chip, [name, ready]) => {
+      mark(chip, "title", name);
+      bar(chip, ready, item.rows, `${name.length > 40 ? `${name.slice(0, 40)}…` : name} ${ready}/${item.rows}`);
+    });
+    chips(cells[4], item.subscriptions, (each) => JSON.stringify([each.task, each.fields]), (chip, each) => {
+      const waited = waits.get(JSON.stringify([item.name, each.task])) || 0;
+      const late = each.waiting && waited >= LATE_S;
+      mark(chip, "class", `chip task${late ? " late" : each.waiting && waited >= WAITING_S ? " waiting" : ""}`);
+      mark(chip, "title", `fields: ${each.fields.join(", ")}`);
+      const waiting = each.waiting ? `, ${each.waiting} waiting` : "";
+      write(chip, `${each.task}: ${each.consumed} consumed, ${each.ready} ready${waiting}`);
+    });
+  });
+}
+
+function waiters() {
+  rows("waiters", now.waiters, "No request is waiting.", (item) => JSON.stringify([item.partition, item.task, item.kind, item.number]),
+    (cells, item) => {
+      named(cells[0], item.task || "a put");
+      named(cells[1], item.partition);
+      number(cells[2], item.rows);
+      number(cells[3], `${item.waited_s.toFixed(0)} s`, item.waited_s >= LATE_S);
+      write(cells[4], item.lacks);
+    });
+}
+
+function state(unit) {
+  if (!unit.connected) return "away";
+  if (!unit.draining) return "connected";
+  return unit.blocks ? "draining" : "drained";
+}
+
+function units() {
+  rows("units", now.units, "No storage unit has registered.", (item) => item.name, (cells, item) => {
+    named(cells[0], item.name);
+    write(cells[1], item.address);
+    bar(cells[2], item.used, item.capacity, `${bytes(item.used)} of ${bytes(item.capacity)}`);
+    number(cells[3], item.blocks);
+    mark(cells[4], "class", item.connected ? "" : "fault");
+    write(cells[4], state(item));
+  });
+}
+
+function rate(name) {
   if (!before || before.run !== now.run || now.uptime_s <= before.uptime_s) return null;
   return (now.counters[name] - before.counters[name]) / (now.uptime_s - before.uptime_s);
 }
 
-function summary(now) {
-  const speed = rate(now, "rows_put");
-  const flow = speed === null ? "" : `, ${speed.toFixed(0)} rows/s in (${bytes(Math.round(rate(now, "bytes_put")))}/s), ` +
-    `${rate(now, "rows_fetched").toFixed(0)} rows/s out`;
+function summary() {
+  const speed = rate("rows_put");
+  const flow = speed === null ? "" : `, ${speed.toFixed(0)} rows/s in (${bytes(Math.round(rate("bytes_put")))}/s), ` +
+    `${rate("rows_fetched").toFixed(0)} rows/s out`;
   const most = now.sample_capacity === null ? "" : ` of ${now.sample_capacity}`;
   const there = now.units.filter((unit) => unit.connected).length;
   const storage = now.expected_units ? `, ${there} of ${now.expected_units} storage units` : "";
   return `${now.rows}${most} rows, ${now.clients} clients${storage}, backend ${now.backend}${flow}`;
 }
 
+function draw() {
+  if (!now) return;
+  // Several requests of one task for one partition are told apart by their order.
+  const counts = new Map();
+  for (const waiter of now.waiters) {
+    const name = JSON.stringify([waiter.partition, waiter.task]);
+    waiter.number = counts.get(name) || 0;
+    counts.set(name, waiter.number + 1);
+  }
+  write(document.getElementById("queue"), now.queue);
+  write(document.getElementById("summary"), summary());
+  waiters();
+  partitions(longestWaits());
+  units();
+  document.body.dataset.drawn = "true";
+}
+
 async function refresh() {
-  const status = document.getElementById("summary");
+  const trouble = document.getElementById("trouble");
   try {
     const answer = await fetch("/api/dataflow", { cache: "no-store" });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    const now = await answer.json();
-    document.getElementById("queue").textContent = now.queue;
-    document.getElementById("partitions").replaceChildren(partitions(now.partitions));
-    document.getElementById("waiters").replaceChildren(waiters(now.waiters));
-    document.getElementById("units").replaceChildren(units(now.units));
-    status.textContent = summary(now);
-    status.className = "";
+    const seen = await answer.json();
     before = now;
-    document.body.dataset.drawn = "true";
+    now = seen;
+    draw();
+    trouble.hidden = true;
   } catch (error) {
-    status.textContent = `the controller does not answer (${error.message}); trying again`;
-    status.className = "fault";
+    write(trouble, `The controller does not answer (${error.message}); trying again. What is shown may be old.`);
+    trouble.hidden = false;
   }
   setTimeout(refresh, PERIOD_MS);
 }
 
+document.getElementById("choice").addEventListener("submit", (event) => event.preventDefault());
+for (const name of ["filter", "order"]) {
+  const input = document.getElementById(name);
+  const remembered = new URLSearchParams(location.hash.slice(1)).get(name);
+  if (remembered !== null) input.value = remembered;
+  input.addEventListener("input", () => {
+    const chosen = new URLSearchParams(location.hash.slice(1));
+    chosen.set(name, input.value);
+    history.replaceState(null, "", `#${chosen}`);
+    draw();
+  });
+}
 refresh();

@@ -64,7 +64,7 @@ def browser() -> str:
     pytest.fail("no Chromium here; as root `scripts/setup` installs Debian's chromium-headless-shell")
 
 
-def browse(stack: Stack, folder: Path, *arguments: str) -> str:
+def browse(stack: Stack, folder: Path, *arguments: str, path: str = "/") -> str:
     """The browser's output. It reaches nothing but this machine: every other name resolves to nothing."""
     command = [
         browser(),
@@ -78,7 +78,7 @@ def browse(stack: Stack, folder: Path, *arguments: str) -> str:
         "--window-size=1100,760",
         "--virtual-time-budget=4000",
         *arguments,
-        f"http://{stack.controller.ready['metrics']}/",
+        f"http://{stack.controller.ready['metrics']}{path}",
     ]
     environ = {**os.environ, "HOME": str(folder), "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
@@ -93,8 +93,9 @@ def test_the_page_shows_where_samples_wait(busy: Stack, tmp_path: Path) -> None:
     assert 'data-drawn="true"' in page
     for text in (
         "train_step_7",
-        "64 of 64",
-        "32 of 64",
+        "tokens 64/64",
+        "reward 32/64",
+        "2 of 2 storage units",
         "reference: 48 consumed, 16 ready",
         "trainer: 0 consumed, 32 ready, 1 waiting",
         "32 are ready, 'reward' is missing on 32 of 64",
@@ -113,6 +114,12 @@ def test_a_picture_of_the_page_is_kept_in_the_docs(busy: Stack, tmp_path: Path) 
     if os.environ.get("TQ_KEEP_PICTURES"):  # make pictures
         PICTURE.write_bytes(content)
     assert PICTURE.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_filters_partitions_by_its_address(busy: Stack, tmp_path: Path) -> None:
+    page = browse(busy, tmp_path, "--dump-dom", path="/#filter=no_such_name")
+    assert "No partition or task has this text in its name." in page
+    assert "train_step_7</span></th>" not in page
 
 
 def test_names_of_users_are_shown_and_never_run(busy: Stack, tmp_path: Path) -> None:
