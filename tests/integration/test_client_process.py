@@ -190,7 +190,6 @@ assert "TQ_CONFIG_FILE" not in os.environ
     assert result.returncode == 0, result.stderr
     (said,) = own_errors(result)  # one line
     assert f"started a queue of its own at {result.stdout.split()[0]}" in said
-    assert "; page: http://127.0.0.1:" in said
     assert "TQ_CONFIG_FILE=" in said
 
 

@@ -133,9 +133,10 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
         path = str(local.write_attach_config())
         _export(path)
         where = ", ".join(local.attach_config.controller.addresses)
+        page = f"; page: {local.page}" if local.page else ""
         print(
             f"transfer_queue: found no queue and started a queue of its own at {where}; child processes find it, other "
-            f"processes of this user by TQ_CONFIG_FILE={path}; page: {local.page}",
+            f"processes of this user by TQ_CONFIG_FILE={path}{page}",
             file=sys.stderr,
             flush=True,
         )
