@@ -156,3 +156,13 @@ def test_what_makes_no_sense_is_refused(sampler: BaseSampler, tags: Tags, params
 def test_wrong_constructor_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_every_rank_gets_as_many_rows_however_long_they_are() -> None:
+    shares = SeqlenBalancedSampler(dp_size=2).share([4, 5, 6, 7], 2, [100.0, 1.0, 1.0, 1.0])
+    assert [len(share) for share in shares] == [2, 2]
+    assert {row for share in shares for row in share} == {4, 5, 6, 7}
+
+
+def test_a_draw_by_priority_is_for_the_rank_that_asks_alone() -> None:
+    assert PrioritySampler().plan(4, {"dp_rank": 1, "batch_index": 0})[:4] == (4, 1, 1, 0)
