@@ -47,8 +47,12 @@ def changed(do: str, undo: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ policies
 
 
-def decide(name: str, policy: Any, device_name: str = "auto", protocol: str = "rdma", **environment: str) -> None:
-    decision = resolve("/", environment, policy=policy, device_name=device_name, protocol=protocol).decision
+def decide(
+    name: str, policy: Any, device_name: str = "auto", protocol: str = "rdma", serves: bool = True, **environment: str
+) -> None:
+    decision = resolve(
+        "/", environment, policy=policy, device_name=device_name, protocol=protocol, serves=serves
+    ).decision
     report(
         name,
         transport=decision.transport,
@@ -61,6 +65,7 @@ def decide(name: str, policy: Any, device_name: str = "auto", protocol: str = "r
 
 def policies() -> None:
     decide("all-good", "required")
+    decide("all-good-client", "required", serves=False)
     decide("one-named", "required", "mlx5_1")
     decide("wrong-name", "required", "mlx5_7")
     decide("one-good-one-wrong", "required", "mlx5_0,mlx5_7")

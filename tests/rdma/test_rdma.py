@@ -32,6 +32,13 @@ def test_required_uses_active_devices(results: dict[str, Any], case: str, device
     assert set(results[case]["devices"]) == devices
 
 
+def test_a_client_without_gpus_uses_one_device_for_each_numa_node(results: dict[str, Any]) -> None:
+    seen = results["all-good-client"]
+    assert seen["transport"] == "rdma", seen
+    assert len(seen["devices"]) == 1
+    assert set(seen["devices"]) < {"mlx5_0", "mlx5_1"}
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [

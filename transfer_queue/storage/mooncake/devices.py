@@ -19,8 +19,8 @@ def choose_devices(
     """Devices and variables for the engine: those named, or with ``auto`` the nearest to this process's GPUs.
 
     A process with a segment serves the GPUs of all others, so it opens every rail; one without GPUs opens one rail for
-    each NUMA node. TCP is never an answer: a
-    process on TCP and one on RDMA read nothing from each other. Raises RdmaUnavailableError with every cause.
+    each NUMA node. TCP is never an answer: a process on TCP and one on RDMA read nothing from each other. Raises
+    RdmaUnavailableError with every cause.
     """
     process = {**environment, "MC_MS_AUTO_DISC": "0"}  # as set-up will have it
     resolution = fabric.resolve(
