@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from transfer_queue.config import defaults, manifest
 from transfer_queue.config.quantity import Amount, AtLeast, Quantity
+from transfer_queue.config.resource_pods import PodTemplate
 from transfer_queue.config.resource_security import Security, TlsMode
 from transfer_queue.config.rules import Between, Matches, Model, Rule
 from transfer_queue.errors import ConfigError
@@ -447,6 +448,7 @@ class Spec(Model):
     injection: Injection = Field(default=Injection(), description="What labelled pods get.")
     access: Access = Field(default=Access(), description="Who may attach.")
     security: Security = Field(default=Security(), description="What is refused.")
+    pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over every pod of the queue.")
     disruption_budget: bool = Field(
         default=True, description="Refuse evictions of the pods, whose memory holds rows, such as kubectl drain makes."
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tq_operator.plan.claims import claim_templates, storage_claim
 from tq_operator.plan.masters import masters, runs_etcd
 from tq_operator.plan.names import QUEUE_LABEL, digest, label_value, selector
+from tq_operator.plan.overrides import overridden
 from tq_operator.plan.pods import (
     MIB,
     Container,
@@ -87,7 +88,7 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
             children.append(_disruption_budget(queue, "mooncake-masters", 1))
     if queue.spec.security.network_policy:
         children.append(_network_policy(queue))
-    return children
+    return [overridden(child, queue.spec.pod_template, fixed_user=images.fixed_user) for child in children]
 
 
 def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[Manifest]:
@@ -265,7 +266,12 @@ def _yuanrong_environment(queue: Queue) -> list[Manifest]:
 
 def _disruption_budget(queue: Queue, part: str, unavailable: int) -> Manifest:
     # Whatever a pod holds ends with it, so no eviction is harmless but that of one of several masters.
-    spec = {"maxUnavailable": unavailable, "selector": {"matchLabels": selector(queue.name, part)}}
+    spec = {
+        "maxUnavailable": unavailable,
+        "selector": {"matchLabels": selector(queue.name, part)},
+        # One that is not ready would keep its node from being drained for ever.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
     return manifest(queue, "policy/v1", "PodDisruptionBudget", part, spec=spec)
 
 

@@ -20,12 +20,14 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Images:
-    """Images used where a queue names none."""
+    """What the operator was installed with: images used where a queue names none, and the user of its pods."""
 
     server: str
     mooncake: str
     pull_policy: str = "IfNotPresent"
     etcd: str = defaults.ETCD_IMAGE
+    fixed_user: bool = True
+    """Whether pods run as the user of the images; else as one that the platform chooses for their namespace."""
 
 
 @dataclass(frozen=True)

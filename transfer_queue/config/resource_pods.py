@@ -1,0 +1,68 @@
+"""What a resource says of all its pods: a pod template that is laid over those that the operator makes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from transfer_queue.config.rules import Model
+
+__all__ = ["PodMetadata", "PodSpec", "PodTemplate"]
+
+Object = dict[str, JsonValue]
+
+
+class PodMetadata(Model):
+    """Labels and annotations; those of the operator stay as they are."""
+
+    labels: dict[str, str] = Field(default={}, description="Further labels, such as a queue name of Kueue.")
+    annotations: dict[str, str] = Field(default={}, description="Further annotations.")
+
+
+class PodSpec(Model):
+    """Fields of a pod, as in Kubernetes. Objects are merged, lists of named entries by their names; others replace."""
+
+    security_context: Object | None = Field(default=None, description="Security context of the pods.")
+    image_pull_secrets: list[dict[str, str]] | None = Field(default=None, description="Secrets for pulling images.")
+    priority_class_name: str | None = Field(default=None, description="Priority class; unset: the cluster's default.")
+    preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = Field(
+        default=None, description="Whether the pods preempt others."
+    )
+    runtime_class_name: str | None = Field(default=None, description="RuntimeClass of the pods.")
+    scheduler_name: str | None = Field(default=None, description="Scheduler of the pods.")
+    scheduling_gates: list[dict[str, str]] | None = Field(default=None, description="Gates before scheduling.")
+    service_account_name: str | None = Field(default=None, description="ServiceAccount of the pods.")
+    automount_service_account_token: bool | None = Field(default=None, description="Mount its token; unset: no.")
+    host_network: bool | None = Field(default=None, description="Use the network of the node.")
+    host_users: bool | None = Field(default=None, description="false: a user namespace for each pod.")
+    host_aliases: list[Object] | None = Field(default=None, description="Entries of /etc/hosts, by ip.")
+    share_process_namespace: bool | None = Field(default=None, description="One process namespace for a pod.")
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = Field(
+        default=None, description="DNS policy; with hostNetwork by default ClusterFirstWithHostNet."
+    )
+    dns_config: Object | None = Field(default=None, description="DNS settings beside or instead of the policy's.")
+    node_selector: dict[str, str] | None = Field(default=None, description="Labels that a node must carry.")
+    tolerations: list[Object] | None = Field(default=None, description="Taints of nodes that the pods tolerate.")
+    affinity: Object | None = Field(default=None, description="Affinity of the pods.")
+    topology_spread_constraints: list[Object] | None = Field(default=None, description="Spread, by topologyKey.")
+    termination_grace_period_seconds: int | None = Field(default=None, description="Time to end, in seconds.")
+    containers: list[Object] | None = Field(
+        default=None,
+        description='Fields of containers, by name; name "*": of all. An entry of another name is added if it has an '
+        "image, and concerns other pods if it has none.",
+    )
+    init_containers: list[Object] | None = Field(default=None, description="Init containers, by name.")
+    volumes: list[Object] | None = Field(default=None, description="Volumes, by name.")
+
+
+class PodTemplate(Model):
+    """Laid over every pod of the queue; ``tq up`` ignores it."""
+
+    metadata: PodMetadata = Field(default=PodMetadata(), description="Labels and annotations.")
+    spec: PodSpec = Field(default=PodSpec(), description="Fields of the pods.")
+
+    @property
+    def fields(self) -> Object:
+        """What is set of the pods' spec, as in YAML."""
+        return self.spec.model_dump(mode="json", by_alias=True, exclude_none=False, exclude_unset=True)
