@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 QUEUE = "kept"
 TAKEOVER_S = 15.0
-SECRET = f"/api/v1/namespaces/{SYSTEM}/secrets/{OPERATOR}-webhook"
+SECRET = f"/api/v1/namespaces/{SYSTEM}/secrets/{OPERATOR}-webhook-tls"
 PODS = f"/api/v1/namespaces/{SYSTEM}/pods"
 CHOSEN = "app.kubernetes.io/name=transferqueue-operator"
 

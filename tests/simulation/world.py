@@ -109,8 +109,7 @@ class Link:
         self.closed = False
         self.context: Any = None
         self.principal: Any = None
-        self.peer = self.remote = ""
-        self.fault: Any = None
+        self.peer = ""
         self._in = self._out = 0.0
 
     # what the controller calls
@@ -131,9 +130,6 @@ class Link:
         self.cut()
 
     close = abort  # type: ignore[assignment]
-
-    def trust(self, limits: Any) -> None:
-        """Frames have no size here."""
 
     # what the peer calls
 

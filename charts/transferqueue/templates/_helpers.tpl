@@ -1,5 +1,66 @@
+{{/* Values that a release from before them lacks, as with helm upgrade --reuse-values, get the chart's defaults. */}}
+{{- define "transferqueue.fill" -}}
+{{- $into := .into }}
+{{- range $key, $value := .from }}
+{{- if or (not (hasKey $into $key)) (kindIs "invalid" (index $into $key)) }}
+{{- $_ := set $into $key $value }}
+{{- else if and (kindIs "map" $value) (kindIs "map" (get $into $key)) }}
+{{- include "transferqueue.fill" (dict "into" (get $into $key) "from" $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The name of a Service begins with a letter. */}}
 {{- define "transferqueue.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}-operator
+{{- regexReplaceAll "^([0-9])" .Release.Name "tq-${1}" | trunc 40 | trimSuffix "-" }}-operator
+{{- end }}
+
+{{/* A pod template with podTemplate of the values over it: objects are merged, lists of named entries by their names, and
+other lists replaced. An entry of containers called "*" is for all of them, one without an image never adds a container. */}}
+{{- define "transferqueue.pod" -}}
+{{- $pod := fromYaml .pod }}
+{{- $over := deepCopy (.root.Values.podTemplate | default dict) }}
+{{- if .root.Values.openshift }}
+{{- $_ := set $pod.spec "securityContext" (omit $pod.spec.securityContext "runAsUser" "runAsGroup" "fsGroup") }}
+{{- end }}
+{{- $own := deepCopy ($pod.metadata | default dict) }}
+{{- $pod = mergeOverwrite $pod (dict "metadata" ($over.metadata | default dict)) }}
+{{- $_ := set $pod "metadata" (mergeOverwrite $pod.metadata $own) }}
+{{- $spec := $over.spec | default dict }}
+{{- range $list := list "containers" "initContainers" "volumes" "imagePullSecrets" }}
+{{- if hasKey $spec $list }}
+{{- $entries := get $pod.spec $list | default list }}
+{{- range $entry := get $spec $list }}
+{{- $result := list }}
+{{- $found := false }}
+{{- range $entries }}
+{{- $each := and (eq $entry.name "*") (hasSuffix "ontainers" $list) }}
+{{- if or $each (eq .name $entry.name) }}
+{{- $found = true }}
+{{- $merged := mergeOverwrite (deepCopy .) (omit $entry "name" "env" "volumeMounts") }}
+{{- range $inner := list "env" "volumeMounts" }}
+{{- if hasKey $entry $inner }}
+{{- $_ := set $merged $inner (concat (get $merged $inner | default list) (get $entry $inner)) }}
+{{- end }}
+{{- end }}
+{{- $result = append $result $merged }}
+{{- else }}
+{{- $result = append $result . }}
+{{- end }}
+{{- end }}
+{{- if and (not $found) (or (not (hasSuffix "ontainers" $list)) (hasKey $entry "image")) }}
+{{- $result = append $result $entry }}
+{{- end }}
+{{- $entries = $result }}
+{{- end }}
+{{- $_ := set $pod.spec $list $entries }}
+{{- end }}
+{{- end }}
+{{- $_ := set $pod "spec" (mergeOverwrite $pod.spec (omit $spec "containers" "initContainers" "volumes" "imagePullSecrets")) }}
+{{- if and $pod.spec.hostNetwork (not $pod.spec.dnsPolicy) }}
+{{- $_ := set $pod.spec "dnsPolicy" "ClusterFirstWithHostNet" }}
+{{- end }}
+{{- toYaml $pod }}
 {{- end }}
 
 {{- define "transferqueue.selector" -}}
@@ -84,25 +145,20 @@ matchExpressions:
   verbs: [create]
 {{- end }}
 
-{{/* Data of the Secret with the certificate of all replicas. Made once for a rendering and kept in the values: the
-conversion of the definitions and the webhooks have to trust the same authority. */}}
-{{- define "transferqueue.certificate" -}}
-{{- if not (hasKey .Values "certificateData") }}
-{{- $name := include "transferqueue.name" . }}
-{{- $secretName := printf "%s-webhook" $name }}
-{{- $host := printf "%s.%s.svc" $name .Release.Namespace }}
-{{- $known := lookup "v1" "Secret" .Release.Namespace $secretName }}
-{{- $data := dict }}
-{{- if and $known $known.data (hasKey $known.data "ca.crt") }}
-{{- $data = $known.data }}
+{{/* Name of the Secret with the certificate of all replicas. */}}
+{{- define "transferqueue.certificateSecret" -}}
+{{- (.Values.webhook.certificate).existingSecret | default (printf "%s-webhook-tls" (include "transferqueue.name" .)) }}
+{{- end }}
+
+{{/* Whom the apiserver trusts, of a clientConfig: the value, else what the operator has written there. Without a cluster
+there is nothing to look up, and the text is the same each time. */}}
+{{- define "transferqueue.bundle" -}}
+{{- with (.Values.webhook.certificate).caBundle }}
+{{- . | b64enc }}
 {{- else }}
-{{- $days := int .Values.webhook.certificateDays }}
-{{- $authority := genCA (printf "%s-ca" $name) 3650 }}
-{{- $names := list $name (printf "%s.%s" $name .Release.Namespace) $host }}
-{{- $certificate := genSignedCert $host nil $names $days $authority }}
-{{- $data = dict "ca.crt" (b64enc $authority.Cert) "ca.key" (b64enc $authority.Key) "tls.crt" (b64enc $certificate.Cert) "tls.key" (b64enc $certificate.Key) }}
+{{- $found := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" (include "transferqueue.name" .) }}
+{{- with $found.webhooks }}
+{{- (index . 0).clientConfig.caBundle }}
 {{- end }}
-{{- $_ := set .Values "certificateData" $data }}
 {{- end }}
-{{- toYaml .Values.certificateData }}
 {{- end }}

@@ -36,6 +36,8 @@ def generated_files() -> dict[Path, str]:
     return {
         **definitions,
         Path("values.schema.json"): json.dumps(_values_schema(), indent=2) + "\n",
+        # Templates cannot read values.yaml itself.
+        Path("files/defaults.yaml"): _NOTE + (_CHART / "values.yaml").read_text(encoding="utf-8"),
     }
 
 
@@ -45,7 +47,8 @@ def _values_schema() -> dict[str, Any]:
 
 def _closed(node: dict[str, Any]) -> dict[str, Any]:
     """A structural schema as plain JSON schema: unknown fields refused, rules that only Kubernetes knows left out."""
-    kept = {key: value for key, value in node.items() if not key.startswith("x-kubernetes")}
+    # No value is required: a release from before it, whose values are used again, lacks it.
+    kept = {key: value for key, value in node.items() if not key.startswith("x-kubernetes") and key != "required"}
     for rule in node.get("x-kubernetes-validations", []):
         low, high = rule["rule"].replace("self >= ", "").replace("self <= ", "").split(" && ")
         kept |= {"minimum": int(low), "maximum": int(high)}

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from transfer_queue.config.resource_pods import PodTemplate
 from transfer_queue.config.rules import Between, Model
 
 __all__ = ["Values"]
@@ -33,6 +34,14 @@ class Crds(Model):
     )
 
 
+class WebhookCertificate(Model):
+    """The certificate of the webhook. Without values the operator makes and renews it."""
+
+    existing_secret: str = Field(default="", description="A Secret with tls.crt, tls.key and ca.crt.")
+    issuer_ref: dict[str, str] = Field(default={}, description="An issuer of cert-manager: name, kind, group.")
+    ca_bundle: str = Field(default="", description="The CA as PEM, which the operator then writes nowhere.")
+
+
 class Webhook(Model):
     """The admission webhook."""
 
@@ -43,6 +52,7 @@ class Webhook(Model):
     port: Port = Field(description="Port of the webhook in the pod.")
     exclude_namespaces: list[str] = Field(description="Namespaces never looked at, besides kube-* and the chart's own.")
     certificate_days: Annotated[int, Between(1, 3650)] = Field(description="Validity of the certificates, in days.")
+    certificate: WebhookCertificate = Field(default=WebhookCertificate(), description="Who makes the certificate.")
 
 
 class NodeReports(Model):
@@ -86,6 +96,9 @@ class Values(Model):
     affinity: dict[str, JsonValue] = Field(description="Affinity of the operator's pods.")
     priority_class_name: str = Field(description="Priority class of the operator's pods; empty: none.")
     pod_annotations: dict[str, str] = Field(description="Further annotations of the operator's pods.")
+    health_port: Port = Field(description="Port of probes and metrics in the operator's pods.")
+    pod_template: PodTemplate = Field(description="Laid over all pods of the chart.")
+    openshift: bool = Field(description="Leave the user of all pods, those of queues too, to the platform.")
     queues: Queues
     crds: Crds
     webhook: Webhook

@@ -29,7 +29,7 @@ __all__ = ["FIXES", "Finding", "Surroundings", "certificate_findings", "examine"
 
 _OPERATOR = "app.kubernetes.io/name=transferqueue-operator"
 _UPGRADE = "install or upgrade the chart: helm upgrade --install transferqueue charts/transferqueue"
-_REMAKE = "delete the Secret and upgrade the chart, which makes it anew"
+_REMAKE = "look at the log of the leader, which makes a deleted Secret again and corrects the bundles"
 _RIGHTS = "ask for the right to read it (kubectl auth can-i --list), or let an administrator run this"
 _EVENTS_S = 3600.0
 _MOST_EVENTS = 10
@@ -50,8 +50,6 @@ FIXES: Mapping[str, str] = {
     "ContainerNotCreated": "the message says what the container lacks, such as a Secret or a ConfigMap",
     "EtcdUnreachable": "start etcd, or correct highAvailability.etcd.endpoints",
     "NoLeader": "wait about 10 s; if it lasts, kubectl tq logs --part mooncake-masters shows why",
-    "NoEndpoints": "take out what was added to spec.selector of the Service, and its annotation "
-    "transferqueue.io/ignore-drift",
     "SecretUnusable": "mend the Secret as the message says, or change spec.security",
     "CertificateNotMade": "mend the Secret that the message names; the operator makes a deleted one anew",
     "Held": "wait until the queue is empty, or see docs/operator.md, Changes that would lose rows",
@@ -291,15 +289,12 @@ def certificate_findings(secret: Manifest, bundles: Sequence[str], now: datetime
     where = f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']}"
     try:
         certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
-        authorities = [x509.load_pem_x509_certificate(base64.b64decode(text)) for text in bundles]
+        trusted = [x509.load_pem_x509_certificates(base64.b64decode(text)) for text in bundles]
     except (KeyError, ValueError) as error:
         return fail("certificate", f"{where} or a caBundle holds no certificate: {error}", _REMAKE)
-    for authority in authorities:
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):
-            text = f"{where} is not signed by the authority in the webhook configurations"
-            return fail("certificate", text, _REMAKE)
+    if not all(any(_signed(certificate, authority) for authority in authorities) for authorities in trusted):
+        text = f"{where} is not signed by the authority in the webhook configurations"
+        return fail("certificate", text, _REMAKE)
     ends, begins = certificate.not_valid_after_utc, certificate.not_valid_before_utc
     left = f"ends {ends:%Y-%m-%d %H:%M} UTC"
     if not begins <= now < ends:
@@ -308,6 +303,14 @@ def certificate_findings(secret: Manifest, bundles: Sequence[str], now: datetime
         fix = "the operator renews at a third of the life: look at the log of the leader"
         return warn("certificate", f"{where} {left} and was not renewed", fix)
     return ok("certificate", f"{where} {left}")
+
+
+def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def _missed(surroundings: Surroundings) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from transfer_queue.launch.certificates import (
     server_names,
 )
 
-__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "secret_data"]
+__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "is_good", "secret_data"]
 
 AUTHORITY_LIFE = timedelta(days=3650)
 CERTIFICATE_LIFE = timedelta(days=90)
@@ -152,7 +152,7 @@ class Certificates:
         server: bool,
     ) -> None:
         found = self._found(queue, wanted)
-        if found is not None and _is_good(secret_data(found), authority, names, now):
+        if found is not None and is_good(secret_data(found), authority, names, now):
             return
         role = "server" if server else "client"
         try:
@@ -230,7 +230,8 @@ def secret_data(secret: Manifest) -> dict[str, bytes]:
     return {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
 
 
-def _is_good(data: Mapping[str, bytes], authority: KeyPair, names: x509.SubjectAlternativeName, now: datetime) -> bool:
+def is_good(data: Mapping[str, bytes], authority: KeyPair, names: x509.SubjectAlternativeName, now: datetime) -> bool:
+    """Whether the content of a Secret is a certificate of ``authority`` for ``names`` that is not due."""
     if data.get("ca.crt") != authority.certificate or not {"tls.crt", "tls.key"} <= data.keys():
         return False
     try:

@@ -23,8 +23,8 @@ from tq_operator.runtime.handlers import kopf_settings, watch
 from tq_operator.runtime.lease import Elector
 from tq_operator.runtime.probes import Readiness, probe_application
 from tq_operator.runtime.reconciler import Reconciler
-from tq_operator.runtime.rotation import rotate
 from tq_operator.runtime.settings import OperatorSettings
+from tq_operator.runtime.trust import Trust
 from tq_operator.runtime.webhook import Certificate, webhook_application
 from transfer_queue.errors import StartError, TransferQueueError
 
@@ -69,6 +69,9 @@ async def run(settings: OperatorSettings) -> None:
         cluster, settings.images, settings.namespaces, settings.identity, leading, settings.default_tls
     )
     reconciler.metrics.show_leader(leading)
+    trust = Trust(cluster, settings.webhook_secret, settings.certificates, leading) if settings.webhook_secret else None
+    if trust:
+        await trust.start()
     certificate = Certificate(settings.certificates)
     readiness = Readiness(reconciler, settings.resync, certificate, elector)
     leaving = asyncio.Event()
@@ -113,8 +116,8 @@ async def run(settings: OperatorSettings) -> None:
         ]
         if elector:
             parts.append(elector.run(reconciler.request_all))
-            if settings.certificate_secret:
-                parts.append(rotate(cluster, settings.lease_namespace, settings.certificate_secret, leading))
+        if trust:
+            parts.append(trust.run())
         await _first_to_end(*parts)
 
 

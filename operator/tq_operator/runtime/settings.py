@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from tq_operator.plan.queue import Images
@@ -11,7 +12,29 @@ from transfer_queue.config.defaults import ETCD_IMAGE
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
-__all__ = ["OperatorSettings", "number"]
+__all__ = ["OperatorSettings", "WebhookSecret", "number"]
+
+
+@dataclass(frozen=True)
+class WebhookSecret:
+    """Where the certificate of the webhook is, and who looks after it."""
+
+    namespace: str
+    name: str
+    operator: str
+    """Name of the webhook's Service and configurations and of the operator's Deployment."""
+    made: bool = True
+    """By the operator, which renews it."""
+    bundles: bool = True
+    """Whether the operator writes the CA into the bundles that the apiserver trusts."""
+    converts: bool = False
+    """Whether the bundles of the definitions are among them."""
+    life: timedelta = timedelta(days=365)
+
+    @property
+    def hosts(self) -> list[str]:
+        """DNS names of the Service; the last one is what the apiserver calls."""
+        return [self.operator, f"{self.operator}.{self.namespace}", f"{self.operator}.{self.namespace}.svc"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +56,8 @@ class OperatorSettings:
     lease_name: str = "transferqueue-operator"
     default_tls: TlsMode = "off"
     """Of queues that say nothing of TLS."""
-    certificate_secret: str = ""
-    """Secret beside the Lease whose certificate the leader renews; empty: somebody else does."""
+    webhook_secret: WebhookSecret | None = None
+    """Where ``certificates`` are kept; None: somebody else writes them."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
@@ -47,6 +70,7 @@ class OperatorSettings:
             environ["TQ_IMAGE_MOONCAKE"],
             environ.get("TQ_IMAGE_PULL_POLICY", "IfNotPresent"),
             environ.get("TQ_IMAGE_ETCD") or ETCD_IMAGE,
+            environ.get("TQ_OPENSHIFT") != "true",
         )
         return cls(
             images=images,
@@ -62,8 +86,22 @@ class OperatorSettings:
             lease_namespace=environ.get("TQ_LEASE_NAMESPACE", ""),
             lease_name=environ.get("TQ_LEASE_NAME", cls.lease_name),
             default_tls=_tls(environ),
-            certificate_secret=environ.get("TQ_WEBHOOK_SECRET", ""),
+            webhook_secret=_webhook_secret(environ),
         )
+
+
+def _webhook_secret(environ: Mapping[str, str]) -> WebhookSecret | None:
+    if not (name := environ.get("TQ_WEBHOOK_SECRET")):
+        return None
+    return WebhookSecret(
+        namespace=environ.get("TQ_LEASE_NAMESPACE", ""),
+        name=name,
+        operator=environ.get("TQ_WEBHOOK_NAME") or OperatorSettings.lease_name,
+        made=environ.get("TQ_WEBHOOK_CERTIFICATE", "operator") == "operator",
+        bundles=environ.get("TQ_WEBHOOK_BUNDLES", "true") == "true",
+        converts=environ.get("TQ_CRD_CONVERSION") == "Webhook",
+        life=timedelta(days=number(environ, "TQ_WEBHOOK_CERTIFICATE_DAYS", 365)),
+    )
 
 
 def _tls(environ: Mapping[str, str]) -> TlsMode:

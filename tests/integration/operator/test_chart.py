@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,19 +56,36 @@ def test_only_labelled_pods_reach_the_webhook(plane: ControlPlane) -> None:
     assert {"key": "transferqueue.io/bindings", "operator": "Exists"} in bound["namespaceSelector"]["matchExpressions"]
 
 
-def test_the_webhooks_trust_the_certificate_that_the_operator_serves(plane: ControlPlane) -> None:
+def test_a_rendering_without_a_cluster_is_the_same_each_time_and_has_no_key(plane: ControlPlane) -> None:
     manifests = rendered_chart(plane)
-    (secret,) = of_kind(manifests, "Secret")
-    (mutating,) = of_kind(manifests, "MutatingWebhookConfiguration")
-    assert mutating["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    assert rendered_chart(plane) == manifests
+    assert of_kind(manifests, "Secret") == []
+    assert "caBundle" not in json.dumps(manifests)
+
+
+@pytest.mark.parametrize("value", ["existingSecret=mine", "issuerRef.name=corporate"])
+def test_the_certificate_can_be_somebody_elses(plane: ControlPlane, value: str) -> None:
+    manifests = rendered_chart(plane, "--set", f"webhook.certificate.{value},webhook.certificate.caBundle=PEM")
     (deployment,) = of_kind(manifests, "Deployment")
-    volumes = deployment["spec"]["template"]["spec"]["volumes"]
-    assert any(volume.get("secret", {}).get("secretName") == secret["metadata"]["name"] for volume in volumes)
+    given = {
+        entry["name"]: entry.get("value") for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert given["TQ_WEBHOOK_CERTIFICATE"] == "given"
+    assert given["TQ_WEBHOOK_BUNDLES"] == "false"
+    if certificates := of_kind(manifests, "Certificate"):
+        assert certificates[0]["spec"]["secretName"] == given["TQ_WEBHOOK_SECRET"]
+        assert "tq-operator.tq-system.svc" in certificates[0]["spec"]["dnsNames"]
+    else:
+        assert given["TQ_WEBHOOK_SECRET"] == "mine"
+    (mutating,) = of_kind(manifests, "MutatingWebhookConfiguration")
+    assert mutating["webhooks"][0]["clientConfig"]["caBundle"] == base64.b64encode(b"PEM").decode()
+    assert not [role for role in of_kind(manifests, "ClusterRole") if role["metadata"]["name"].endswith("bundles")]
 
 
 def test_a_namespaced_operator_gets_no_rights_in_the_whole_cluster(plane: ControlPlane) -> None:
     manifests = rendered_chart(plane, "--set", "watchNamespaces={a,b}")
-    assert of_kind(manifests, "ClusterRole") == []
+    (bundles,) = of_kind(manifests, "ClusterRole")
+    assert [rule["resourceNames"] for rule in bundles["rules"]] == [["tq-operator"]], "its own configurations alone"
     namespaces = [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")]
     assert namespaces == ["tq-system", "a", "b"], "its own namespace for the lease and the certificate"
 
@@ -86,24 +105,79 @@ def helm(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_an_upgrade_keeps_the_certificate_and_an_uninstall_leaves_nothing(plane: ControlPlane) -> None:
+def test_an_upgrade_keeps_whom_the_apiserver_trusts_and_an_uninstall_leaves_nothing(plane: ControlPlane) -> None:
     # The definitions are there already, and no kubelet makes the operator's pod ready.
     options = ("--namespace", "other-system", "--set", "crds.install=false")
     helm(plane, "install", "other", str(CHART), "--create-namespace", *options)
-    first = plane.get("secret", "other-operator-webhook", "other-system")
-    assert first
-    helm(plane, "upgrade", "other", str(CHART), *options, "--set", "logLevel=DEBUG")
-    second = plane.get("secret", "other-operator-webhook", "other-system")
-    assert second
-    assert second["data"] == first["data"]
-    configuration = plane.get("mutatingwebhookconfiguration", "other-operator")
-    assert configuration
-    assert configuration["webhooks"][0]["clientConfig"]["caBundle"] == first["data"]["ca.crt"]
+
+    def trusted() -> list[str]:
+        configuration = plane.get("mutatingwebhookconfiguration", "other-operator") or {}
+        return [hook["clientConfig"].get("caBundle", "") for hook in configuration["webhooks"]]
+
+    assert trusted() == ["", ""]
+    authority = base64.b64encode(plane.authority.files.certificate.read_bytes()).decode()
+    for number in range(2):  # as the operator does
+        change = [{"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": authority}]
+        words = ("patch", "mutatingwebhookconfiguration", "other-operator", "--type=json", "-p", json.dumps(change))
+        assert plane.kubectl(*words).returncode == 0
+    for level in ("DEBUG", "INFO"):
+        helm(plane, "upgrade", "other", str(CHART), *options, "--set", f"logLevel={level}")
+        assert trusted() == [authority, authority]
     helm(plane, "uninstall", "other", "--namespace", "other-system")
     kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations"
     chosen = ("-l", "app.kubernetes.io/instance=other", "-o", "name")
     assert plane.kubectl("get", kinds, *chosen).stdout == ""
     assert plane.kubectl("get", "all,secrets,serviceaccounts", "-n", "other-system", *chosen).stdout == ""
+
+
+PODS = """
+openshift: true
+podTemplate:
+  metadata: {labels: {team: rl, app.kubernetes.io/name: forged}, annotations: {sidecar.istio.io/inject: "false"}}
+  spec:
+    hostNetwork: true
+    priorityClassName: system-cluster-critical
+    securityContext: {supplementalGroups: [7]}
+    containers:
+      - {name: "*", env: [{name: X, value: "1"}]}
+      - {name: proxy, image: "proxy:1"}
+      - {name: storage, resources: {}}
+"""
+
+
+def test_all_pods_of_the_chart_have_what_the_values_say(plane: ControlPlane, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(PODS)
+    options = ("--values", str(tmp_path / "values.yaml"), "--set", "nodeReports.enabled=true,healthPort=18081")
+    manifests = rendered_chart(plane, *options)
+    dry_run(plane, manifests)
+    (deployment,), (daemons,) = of_kind(manifests, "Deployment"), of_kind(manifests, "DaemonSet")
+    for pod in (*of_kind(manifests, "Pod"), *(each["spec"]["template"] for each in (deployment, daemons))):
+        labels, spec = pod["metadata"]["labels"], pod["spec"]
+        assert labels["team"] == "rl"
+        assert labels["app.kubernetes.io/name"].startswith("transferqueue-")
+        assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
+        assert spec["priorityClassName"] == "system-cluster-critical"
+        assert spec["securityContext"].keys() == {"runAsNonRoot", "seccompProfile", "supplementalGroups"}
+        first, *others = spec["containers"]
+        assert {"name": "X", "value": "1"} in first["env"]
+        assert [each["name"] for each in others] == ["proxy"]
+    assert {"name": "health", "containerPort": 18081, "protocol": "TCP"} in (
+        deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    )
+
+
+def test_values_of_an_older_release_render_as_the_defaults(plane: ControlPlane) -> None:
+    keys = json.loads((CHART / "values.schema.json").read_text())["properties"].keys() - {"global", "images"}
+    options = [word for key in sorted(keys) for word in ("--set", f"{key}=null")]
+    assert rendered_chart(plane, *options, "--set", "webhook=null") == rendered_chart(plane)
+    kept = rendered_chart(plane, "--set", "crds.install=false,webhook.certificate=null")
+    assert of_kind(kept, "CustomResourceDefinition") == [], "what is false stays so"
+
+
+def test_a_release_may_be_called_by_a_digit(plane: ControlPlane) -> None:
+    command = [plane.binaries / "helm", "template", "2nd", CHART, "--namespace", "tq-system"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    dry_run(plane, [document for document in yaml.safe_load_all(text) if document])
 
 
 EXAMPLES = sorted(path.name for path in (CHART / "examples").iterdir())

@@ -1,31 +1,27 @@
-"""Two replicas: one writes, both admit; certificates are renewed and missing rights named.
+"""Two replicas: one writes, both admit; missing rights are named.
 
 In a file before the session's own operator starts, which would do their work.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import ssl
 import sys
 import urllib.error
 import urllib.request
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cryptography import x509
 
 from tests.integration.operator.conftest import Operator, environment, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane, free_port, process
 from tests.waiting import wait_until
 from tq_operator.runtime.lease import LeaseTimes
 from tq_operator.runtime.rights import NEEDED
-from tq_operator.runtime.rotation import renewed
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -146,32 +142,3 @@ def test_missing_rights_are_named_and_keep_the_replica_from_being_ready(
         found = wait_until(words, "the missing rights are named", 60)
     assert "patch deployments.apps in all namespaces" in found
     assert "get deployments.apps" not in found
-
-
-def secret(plane: ControlPlane) -> dict[str, Any]:
-    (found,) = [item for item in rendered_chart(plane) if item["kind"] == "Secret"]
-    return found
-
-
-def test_a_certificate_is_renewed_by_the_same_authority_before_it_ends(plane: ControlPlane) -> None:
-    made = secret(plane)
-    now = datetime.now(timezone.utc)
-    assert renewed(made, now + timedelta(days=200)) is None
-    fresh = renewed(made, now + timedelta(days=300))
-    assert fresh is not None
-    assert fresh["data"]["ca.crt"] == made["data"]["ca.crt"]
-    authority, old, new = (
-        x509.load_pem_x509_certificate(base64.b64decode(data))
-        for data in (fresh["data"]["ca.crt"], made["data"]["tls.crt"], fresh["data"]["tls.crt"])
-    )
-    new.verify_directly_issued_by(authority)
-    assert new.not_valid_after_utc > old.not_valid_after_utc
-    alternative = x509.SubjectAlternativeName
-    assert new.extensions.get_extension_for_class(alternative) == old.extensions.get_extension_for_class(alternative)
-
-
-def test_a_secret_without_the_authoritys_key_says_what_to_do(plane: ControlPlane) -> None:
-    made = secret(plane)
-    del made["data"]["ca.key"]
-    with pytest.raises(ValueError, match=r"no ca\.key; delete it and upgrade the chart"):
-        renewed(made, datetime.now(timezone.utc))

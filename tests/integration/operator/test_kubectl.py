@@ -12,6 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.integration.operator.control_plane import ControlPlane
 from tests.unit.operator.signals import same_signals
 from tests.waiting import wait_until
 from tq_operator.kubectl import main
+from tq_operator.runtime.trust import renewed
 
 pytestmark = pytest.mark.timeout(1200)  # the first run builds Kubernetes
 
@@ -92,6 +94,15 @@ def is_ready(plane: ControlPlane) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
+def webhook_secret() -> dict[str, Any]:
+    """As an operator in the cluster makes it."""
+    hosts, year = ["tq-operator.tq-system.svc"], timedelta(days=365)
+    content = renewed({}, "tq-operator", hosts, year, datetime.now(timezone.utc)) or {}
+    data = {key: base64.b64encode(value).decode() for key, value in content.items()}
+    metadata = {"name": "tq-operator-webhook-tls", "namespace": RELEASE[1]}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
 @pytest.fixture(scope="module")
 def cluster(operator: Operator) -> Iterator[ControlPlane]:
     """An apiserver with a queue that is Ready, and the objects that the chart makes for the operator."""
@@ -101,7 +112,8 @@ def cluster(operator: Operator) -> Iterator[ControlPlane]:
         wait_until(lambda namespace=namespace: plane.get("serviceaccount", "default", namespace), "accounts exist")
     for manifest in [*OTHERS, QUEUE]:
         plane.apply(yaml.safe_dump({**manifest, "metadata": {**manifest["metadata"], "namespace": NAMESPACE}}))  # type: ignore[dict-item]
-    installed = [each for each in rendered_chart(plane) if each["kind"] in ("Secret", "ServiceAccount", "Deployment")]
+    installed = [each for each in rendered_chart(plane) if each["kind"] in ("ServiceAccount", "Deployment")]
+    installed.append(webhook_secret())
     for manifest in installed:
         if manifest["kind"] == "Deployment":
             env = manifest["spec"]["template"]["spec"]["containers"][0]["env"]

@@ -1,0 +1,248 @@
+"""The certificate of the webhook, and the trust of the apiserver in it.
+
+The certificate is in a Secret, which the operator makes and renews, or somebody else. Every replica reads it from the
+apiserver. The apiserver trusts the bundles (``caBundle``) of the webhook configurations and of the definitions that the
+operator converts. A new CA first joins the old one in the bundles. Then the replicas serve a certificate of the new CA,
+and the old CA leaves the bundles when no replica can serve a certificate of it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
+
+from tq_operator.api.crd import custom_resource_definitions
+from tq_operator.plan.names import MANAGER
+from tq_operator.plan.queue import Manifest
+from tq_operator.runtime.certificates import AUTHORITY_LIFE, KEYS, is_good, secret_data
+from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.settings import WebhookSecret
+from transfer_queue.launch.certificates import KeyPair, is_due, issue, new_authority, server_names
+
+__all__ = ["Trust", "bundle", "renewed"]
+
+logger = logging.getLogger("tq_operator.trust")
+
+_LOOK_S = 2.0
+_SETTLE_S = 3.0
+"""Until every apiserver has seen a changed bundle."""
+_OVERLAP_S = 600.0
+"""A replica that reads no new certificate from the apiserver for this long is not ready: nobody calls it."""
+_DEFINITIONS_S = 30.0
+"""How often the definitions are read, which are large."""
+
+
+def renewed(
+    data: Mapping[str, bytes], name: str, hosts: Sequence[str], life: timedelta, now: datetime
+) -> dict[str, bytes] | None:
+    """The content of the Secret, with what is missing, damaged or due made again; None if nothing is.
+
+    Args:
+        data: The content that is there: ca.crt, ca.key, tls.crt, tls.key.
+        name: Of the operator; the CA's is made from it.
+        hosts: DNS names of the webhook's Service.
+        life: Of a certificate.
+        now: The time.
+    """
+    names = server_names(hosts)
+    authority = KeyPair(data.get("ca.crt", b""), data.get("ca.key", b""))
+    try:
+        if is_due(authority.certificate, now):
+            raise ValueError("the authority ends soon")
+        if is_good(data, authority, names, now):
+            return None
+        made = issue(authority, hosts[-1], names, now, life, server=True)
+    except (ValueError, TypeError):
+        authority = new_authority(f"{name}-ca", now, AUTHORITY_LIFE)
+        made = issue(authority, hosts[-1], names, now, life, server=True)
+    pairs = {"ca": authority, "tls": made}
+    return {f"{part}.{suffix}": value for part, pair in pairs.items() for suffix, value in _files(pair)}
+
+
+def _files(pair: KeyPair) -> Iterator[tuple[str, bytes]]:
+    yield "crt", pair.certificate
+    yield "key", pair.key
+
+
+def bundle(found: bytes, needed: bytes, *, keep: bool) -> bytes:
+    """Certificates that the apiserver trusts, PEM: those of ``needed``, and with ``keep`` all others of ``found``.
+
+    It is ``found`` itself if nothing has to change. Raises ValueError if ``needed`` holds no certificate.
+    """
+    wanted = x509.load_pem_x509_certificates(needed)
+    try:
+        there = x509.load_pem_x509_certificates(found) if found else []
+    except ValueError:
+        there = []
+    others = [each for each in there if each not in wanted] if keep else []
+    if set(there) == {*wanted, *others}:
+        return found
+    return b"".join(each.public_bytes(Encoding.PEM) for each in (*wanted, *others))
+
+
+class Trust:
+    """Keeps the files of a folder, which the webhook serves from, and the bundles at the Secret. Blocking."""
+
+    def __init__(self, cluster: Cluster, secret: WebhookSecret, folder: Path, leading: Callable[[], bool]) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self._folder = folder
+        self._leading = leading
+        self._path = f"/api/v1/namespaces/{secret.namespace}/secrets"
+        self._authority = b""
+        """ca.crt of the Secret."""
+        self._since = 0.0
+        """When the bundles were first seen with it."""
+        self._definitions_read = -_DEFINITIONS_S
+        self._served: dict[str, bytes] = {}
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a certificate to serve."""
+        return bool(self._served)
+
+    def look(self, now: datetime) -> None:
+        """Bring Secret, bundles and files forward. Raises ClusterError, ConflictError, NotFoundError, ValueError."""
+        content = self._content(now)
+        authority = content.get("ca.crt", b"")
+        if authority != self._authority:
+            self._spread(authority, keep=True)
+            self._authority, self._since = authority, time.monotonic()
+        elif self._leading():
+            self._spread(authority, keep=time.monotonic() - self._since < _OVERLAP_S)
+        same = not self._secret.bundles or authority == self._served.get("ca.crt")
+        if content != self._served and (same or time.monotonic() - self._since >= _SETTLE_S):
+            self._write(content)
+            self._served = content
+
+    def _content(self, now: datetime) -> dict[str, bytes]:
+        secret, place = self._secret, f"{self._path}/{self._secret.name}"
+        try:
+            found = self._cluster.call("GET", place)
+        except NotFoundError:
+            if not secret.made:
+                words = "does not exist; create it, or see webhook.certificate of the chart"
+                raise ValueError(f"Secret {secret.namespace}/{secret.name} {words}") from None
+            found = {}
+        content = secret_data(found)
+        if secret.made:
+            fresh = renewed(content, secret.operator, secret.hosts, secret.life, now)
+            # At the start somebody has to make the first one: a second one to do so meets a conflict.
+            if fresh and (self._leading() or not self._served):
+                data = {key: base64.b64encode(value).decode() for key, value in fresh.items()}
+                if found:
+                    self._cluster.call("PUT", place, {**found, "data": data})
+                else:
+                    self._cluster.call("POST", self._path, {**self._manifest(), "data": data})
+                logger.info("made a new certificate for the webhook")
+                content = fresh
+        needed = KEYS if secret.bundles else KEYS[1:]
+        if missing := [key for key in needed if key not in content]:
+            raise ValueError(f"Secret {secret.namespace}/{secret.name} has no {' and no '.join(missing)}; add it")
+        return content
+
+    def _manifest(self) -> Manifest:
+        secret = self._secret
+        metadata: Manifest = {
+            "name": secret.name,
+            "namespace": secret.namespace,
+            "labels": {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/managed-by": MANAGER},
+        }
+        try:
+            path = f"/apis/apps/v1/namespaces/{secret.namespace}/deployments/{secret.operator}"
+            uid = self._cluster.call("GET", path)["metadata"]["uid"]
+        except NotFoundError:  # not installed by the chart
+            pass
+        else:
+            owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": secret.operator, "uid": uid}
+            metadata["ownerReferences"] = [owner]
+        return {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata}
+
+    def _spread(self, authority: bytes, *, keep: bool) -> None:
+        """Have every bundle hold ``authority``. ``keep``: beside what else it holds."""
+        if not self._secret.bundles:
+            return
+        for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+            self._mend(f"/apis/admissionregistration.k8s.io/v1/{kind}/{self._secret.operator}", authority, keep)
+        changed = authority != self._authority
+        if self._secret.converts and (changed or time.monotonic() - self._definitions_read >= _DEFINITIONS_S):
+            for name, definition in custom_resource_definitions().items():
+                path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+                self._mend(f"{path}/{name}.{definition['spec']['group']}", authority, keep)
+            self._definitions_read = time.monotonic()
+
+    def _mend(self, path: str, authority: bytes, keep: bool) -> None:
+        try:
+            found = self._cluster.call("GET", path)
+        except NotFoundError:  # an installation without it, or none yet
+            return
+        operations: list[Manifest] = []
+        for pointer, settings in _clients(found):
+            there = settings.get("caBundle", "")
+            wanted = base64.b64encode(bundle(_decoded(there), authority, keep=keep)).decode()
+            if wanted != there:
+                operations.append({"op": "add", "path": f"{pointer}/caBundle", "value": wanted})
+        if operations:
+            unchanged = {
+                "op": "test",
+                "path": "/metadata/resourceVersion",
+                "value": found["metadata"]["resourceVersion"],
+            }
+            query = [("fieldManager", MANAGER)]
+            self._cluster.call("PATCH", path, [unchanged, *operations], query, "application/json-patch+json")
+            logger.info("%s: the bundle holds the CA of the webhook", path.rsplit("/", 1)[1])
+
+    def _write(self, content: Mapping[str, bytes]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name in ("tls.key", "tls.crt"):
+            written = self._folder / f".{name}"
+            written.touch(mode=0o600)
+            written.write_bytes(content[name])
+            written.replace(self._folder / name)
+
+    async def start(self) -> None:
+        """Wait until there is a certificate to serve, which the apiserver trusts."""
+        while not self.served:
+            await self._try()
+            if not self.served:
+                await asyncio.sleep(_LOOK_S / 4)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._try()
+
+    async def _try(self) -> None:
+        try:
+            await asyncio.to_thread(self.look, datetime.now(timezone.utc))
+        except ConflictError:
+            return  # another replica was first: the next look finds what it wrote
+        except (ClusterError, NotFoundError, ValueError) as error:
+            logger.warning("the certificate of the webhook is not looked after: %s", error)
+
+
+def _clients(document: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """JSON pointer of each clientConfig of a webhook configuration or definition, and the clientConfig."""
+    for number, hook in enumerate(document.get("webhooks", [])):
+        yield f"/webhooks/{number}/clientConfig", hook["clientConfig"]
+    settings: Any = document.get("spec", {}).get("conversion", {}).get("webhook", {}).get("clientConfig")
+    if settings:
+        yield "/spec/conversion/webhook/clientConfig", settings
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text)
+    except ValueError:
+        return b""
