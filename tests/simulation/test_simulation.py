@@ -15,6 +15,7 @@ import pytest
 from tests.simulation.peers import LEASING_TASK, Client, Unit
 from tests.simulation.world import World
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.subscription import CONSUMED
 from transfer_queue.runtime.durable import GroupCommit
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
@@ -104,7 +105,7 @@ class History:
         consumed: set[int] = set()
         partition = self.world.server.controller.core.partitions.get("p")
         if partition is not None and LEASING_TASK in partition.tasks:
-            mask = partition.consumed(partition.tasks[LEASING_TASK])
+            mask = partition.tasks[LEASING_TASK].taken[slice(0, partition.table.used)] == CONSUMED
             consumed = {int(key) for key, ordinal in partition.keys.items() if mask[ordinal - partition.base]}
         forgotten = self.world.finished - self.world.cleared - consumed
         assert not forgotten, f"rows {sorted(forgotten)} were acknowledged and are not consumed"

@@ -433,6 +433,8 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
 
+        The controller then keeps nothing of a task for which no fetch waits: call it for tasks that are over.
+
         Raises InvalidTypeError, InvalidInputError.
         """
         return await self._async(self.rows.reset_consumption(partition_id, task_name))

@@ -413,7 +413,7 @@ class ControlCore:
         positions = np.unique(positions[positions >= 0])
         if partition is not None and len(positions):
             task = partition.task(command.task)
-            positions = positions[task.taken.array[positions] != CONSUMED]
+            positions = positions[task.taken[positions] != CONSUMED]
             if len(positions):
                 partition.consume(task, compact(positions), CONSUMED)
         return Done()

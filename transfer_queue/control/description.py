@@ -35,7 +35,7 @@ def describe(core: ControlCore, *, waiters: bool = True) -> str:
                 lines.append(f"  {task.name}: batch {batch!r} of rank {rank} is {indexes}")
             for lease in sorted(task.leases.values(), key=lambda lease: lease.number):
                 assert task.lease is not None
-                held = np.flatnonzero(task.lease.array[: partition.table.used] == lease.number) + partition.base
+                held = np.flatnonzero(task.lease[slice(0, partition.table.used)] == lease.number) + partition.base
                 indexes = partition.indexes.indexes(held, 0).tolist()
                 batch = " as a batch" if lease.dealt else ""
                 lines.append(f"  {task.name}: client {lease.client} has {indexes} for {lease.seconds:g} s{batch}")
@@ -59,7 +59,7 @@ def _describe_row(partition: Partition, position: int) -> str:
     for name, lengths in sorted(partition.fields.lengths.items()):
         if lengths.items[position]:
             parts.append(f"len({name})={lengths.items[position] - 1}")
-    taken = [_TAKEN[task.taken.items[position]].format(task.name) for task in partition.tasks.values()]
+    taken = [_TAKEN[task.taken.item(position)].format(task.name) for task in partition.tasks.values()]
     if any(taken):
         parts.append("consumed by " + ", ".join(sorted(name for name in taken if name)))
     return " ".join(parts)
@@ -132,8 +132,10 @@ def _validate_rows(partition: Partition) -> None:
     alive = partition.alive.array[:used] == 1
     assert partition.rows == alive.sum()
     dead = ~alive
-    columns = [task.taken for task in partition.tasks.values()] + [family.slot for family in partition.fields.families]
-    assert not any(column.array[:used][dead].any() for column in columns), "cleared rows keep nothing"
+    columns = [task.taken[slice(0, used)] for task in partition.tasks.values()]
+    columns += [family.slot.array[:used] for family in partition.fields.families]
+    assert not any(column[dead].any() for column in columns), "cleared rows keep nothing"
+    assert not any(task.is_blank for task in partition.tasks.values())
     assert all(partition.base <= ordinal < partition.base + used for ordinal in partition.tags)
     if partition.key_of is None:
         assert not partition.keys
@@ -150,12 +152,12 @@ def _validate_rows(partition: Partition) -> None:
 
 def _validate_leases(partition: Partition, task: Task) -> None:
     used = partition.table.used
-    leased = task.taken.array[:used] == LEASED
+    leased = task.taken[slice(0, used)] == LEASED
     if task.lease is None:
         assert not leased.any()
         assert not task.leases
         return
-    numbers = task.lease.array[:used]
+    numbers = task.lease[slice(0, used)]
     assert np.array_equal(leased, numbers != 0)
     assert Counter(numbers[leased].tolist()) == {number: lease.left for number, lease in task.leases.items()}
 

@@ -251,7 +251,7 @@ class Drawer:
                     "write them again or ask for the next batch_index"
                 )
             return _LACKS_FIELDS
-        open_rows = positions[subscription.task.taken.array[positions] != CONSUMED]
+        open_rows = positions[subscription.task.taken[positions] != CONSUMED]
         if draw.seed is None and len(open_rows):
             self._hand_out(partition, subscription, command, compact(open_rows), True)
         return make_batch(partition, rows, subscription.selection, locate=command.locate)
@@ -282,7 +282,7 @@ class Drawer:
             raise SamplerError(f"{self.name} consumed rows that are not in the ready list")
         if len(rows) and not subscription.selection.complete(rows):
             raise SamplerError(f"{self.name} returned rows that lack one of the fields {list(command.fields)}")
-        given = np.isin(taken, rows) & (subscription.task.taken.array[taken] != CONSUMED)
+        given = np.isin(taken, rows) & (subscription.task.taken[taken] != CONSUMED)
         if len(dropped := taken[~given]):
             partition.consume(subscription.task, compact(dropped), CONSUMED)
         if given.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,12 +32,16 @@ from transfer_queue.control.records import (
     TagsMerged,
 )
 from transfer_queue.control.schema import FieldSchema
+from transfer_queue.control.sparse import SparseColumn
 from transfer_queue.control.subscription import CONSUMED, FREE, LEASED, PROMISED, Subscription, Task
 from transfer_queue.sampler import ByPriority, ByWeight
 
 __all__ = ["Partition", "Queueing"]
 
 _MAX_SUBSCRIPTIONS = 256
+_FEW_SUBSCRIPTIONS = 16
+_MAX_READY_BYTES = 64 << 20
+"""Above this, at a byte a row, only a few subscriptions are kept; a task that comes back costs a look at all rows."""
 _MAX_CACHED = 1024
 _TRIM_FROM = 1024
 
@@ -175,8 +180,13 @@ class Partition:
     def task(self, name: str) -> Task:
         task = self.tasks.get(name)
         if task is None:
-            task = self.tasks[name] = Task(name, self.table.add_column(np.uint8))
+            task = self.tasks[name] = Task(name)
         return task
+
+    def drop_if_blank(self, task: Task) -> None:
+        """Forget a task of which there is nothing to know."""
+        if task.is_blank:
+            del self.tasks[task.name]
 
     def subscribe(self, task_name: str, fields: tuple[str, ...]) -> Subscription:
         """The subscription of a task to some fields, filled with what is ready if it is new."""
@@ -186,24 +196,33 @@ class Partition:
             names = tuple(sorted(set(fields)))
             subscription = self.subscriptions.get((task_name, names))
             if subscription is None:
-                subscription = self._add_subscription(self.task(task_name), names)
+                subscription = self._add_subscription(task_name, names)
             if len(self._asked) >= _MAX_CACHED:
                 self._asked.clear()
             self._asked[task_name, fields] = subscription
         subscription.last_use = self._uses
         return subscription
 
-    def _add_subscription(self, task: Task, names: tuple[str, ...]) -> Subscription:
-        if len(self.subscriptions) >= _MAX_SUBSCRIPTIONS:
-            idle = [s for s in self.subscriptions.values() if not s.waiting]
-            if idle:
-                self._drop_subscription(min(idle, key=lambda s: s.last_use))
+    def _add_subscription(self, task_name: str, names: tuple[str, ...]) -> Subscription:
+        self._shed_subscriptions(self.table.capacity, 1)
+        task = self.task(task_name)
         subscription = Subscription(task, names, self.fields.select(names), self._ready_queue())
         self.subscriptions[task.name, names] = subscription
         task.subscriptions.append(subscription)
         self._fill(subscription)
         self._layouts.clear()
         return subscription
+
+    def _shed_subscriptions(self, capacity: int, more: int) -> None:
+        """Drop those that were not used for longest, so that they and ``more`` keep their bounds with room for
+        ``capacity`` rows. Those with waiters stay."""
+        most = max(_FEW_SUBSCRIPTIONS, min(_MAX_SUBSCRIPTIONS, _MAX_READY_BYTES // capacity))
+        excess = len(self.subscriptions) + more - most
+        if excess > 0:
+            idle = [subscription for subscription in self.subscriptions.values() if not subscription.waiting]
+            for subscription in heapq.nsmallest(excess, idle, key=lambda item: item.last_use):
+                self._drop_subscription(subscription)
+                self.drop_if_blank(subscription.task)
 
     def _drop_subscription(self, subscription: Subscription) -> None:
         del self.subscriptions[subscription.task.name, subscription.names]
@@ -226,7 +245,7 @@ class Partition:
 
     def ready_mask(self, subscription: Subscription) -> NDArray[np.bool_]:
         used = self.table.used
-        mask: NDArray[np.bool_] = (self.alive.array[:used] == 1) & (subscription.task.taken.array[:used] == FREE)
+        mask: NDArray[np.bool_] = (self.alive.array[:used] == 1) & (subscription.task.taken[slice(0, used)] == FREE)
         for family in subscription.selection.families:
             mask &= family.slot.array[:used] > 0
         return mask
@@ -236,7 +255,7 @@ class Partition:
         if not self.ended:
             return False
         used = self.table.used
-        free = (self.alive.array[:used] == 1) & (subscription.task.taken.array[:used] == FREE)
+        free = (self.alive.array[:used] == 1) & (subscription.task.taken[slice(0, used)] == FREE)
         return int(free.sum()) == len(subscription.ready.members())
 
     def requeue(self, queueing: Queueing) -> None:
@@ -252,6 +271,7 @@ class Partition:
         capacity = self.table.capacity
         first = self.table.extend(count)
         if self.table.capacity != capacity:
+            self._shed_subscriptions(self.table.capacity, 0)
             for subscription in self.subscriptions.values():
                 subscription.ready.resize(self.table.capacity)
         ordinal = first + self.base
@@ -341,10 +361,7 @@ class Partition:
         """``task`` took the rows. ``drawn_from``: the subscription whose queue they already left."""
         if task.leases:
             _settle(task, rows)
-        if isinstance(rows, slice) and rows.stop - rows.start == 1:
-            task.taken.items[rows.start] = state
-        else:
-            task.taken.array[rows] = state
+        task.taken[rows] = state
         for subscription in task.subscriptions:
             if subscription is not drawn_from:
                 subscription.ready.discard(rows)
@@ -353,11 +370,12 @@ class Partition:
 
     def lease(self, task: Task, rows: Rows, lease: Lease, drawn_from: Subscription | None = None) -> None:
         """``task`` took the rows and is to acknowledge them, see ``consume``."""
+        if task.leases:
+            _settle(task, rows)
         if task.lease is None:
-            task.lease = self.table.add_column(np.int64)
-        _settle(task, rows)
-        task.taken.array[rows] = LEASED
-        task.lease.array[rows] = lease.number
+            task.lease = SparseColumn(np.int64)
+        task.taken[rows] = LEASED
+        task.lease[rows] = lease.number
         task.leases[lease.number] = lease
         for subscription in task.subscriptions:
             if subscription is not drawn_from:
@@ -380,13 +398,13 @@ class Partition:
         assert task.lease is not None
         positions = as_positions(lease.rows) - self.base
         positions = positions[positions >= 0]
-        rows: Ints = positions[task.lease.array[positions] == lease.number]
+        rows: Ints = positions[task.lease[positions] == lease.number]
         group = self.queueing.group
         if group > 1 and not lease.dealt:
             first = (np.unique((rows + self.base) // group) * group - self.base)[:, None]
             whole = (first + np.arange(group)).ravel()
             whole = whole[(whole >= 0) & (whole < self.table.used)]
-            acknowledged = whole[(task.taken.array[whole] == CONSUMED) & (self.alive.array[whole] == 1)]
+            acknowledged = whole[(task.taken[whole] == CONSUMED) & (self.alive.array[whole] == 1)]
             rows = np.union1d(rows, acknowledged)
         return compact(np.sort(rows))
 
@@ -394,7 +412,7 @@ class Partition:
         """The lease is over and ``rows`` go back. Returns the subscriptions that may have grown."""
         _settle(task, rows)
         task.leases.pop(lease.number, None)
-        task.taken.array[rows] = PROMISED if lease.dealt else FREE
+        task.taken[rows] = PROMISED if lease.dealt else FREE
         if self.log.journaling:
             self.log.record(LeaseEnded(self.name, task.name, lease.number, to_runs(rows, self.base)))
         if lease.dealt:
@@ -414,16 +432,16 @@ class Partition:
             self.log.record(BatchAssigned(self.name, task.name, rank, batch, to_runs(rows, self.base)))
 
     def reset(self, task_name: str | None) -> None:
-        """Nothing is taken any more, by one task or by all."""
-        for task in self.tasks.values():
-            if task_name is None or task.name == task_name:
-                task.taken.array[: self.table.used] = FREE
-                task.batches.clear()
-                if task.lease is not None:
-                    task.lease.array[: self.table.used] = 0
-                    task.leases.clear()
-                for subscription in task.subscriptions:
+        """Nothing is taken any more, by one task or by all; those in whose name nobody waits are unknown again."""
+        named = self.tasks.values() if task_name is None else filter(None, [self.tasks.get(task_name)])
+        for task in list(named):
+            task.forget()
+            for subscription in list(task.subscriptions):
+                if subscription.waiting:
                     self._fill(subscription)
+                else:
+                    self._drop_subscription(subscription)
+            self.drop_if_blank(task)
         if self.log.journaling:
             self.log.record(ConsumptionReset(self.name, task_name))
 
@@ -441,7 +459,7 @@ class Partition:
         for task in self.tasks.values():
             if task.leases:
                 _settle(task, rows)
-            task.taken.array[rows] = FREE
+            task.taken[rows] = FREE
         self.alive.array[rows] = 0
         self.rows -= row_count(rows)
         positions = as_positions(rows).tolist()
@@ -476,10 +494,14 @@ class Partition:
         self.base += gone
         if self.key_of is not None:
             del self.key_of[:gone]
-        for task in self.tasks.values():
+        for task in list(self.tasks.values()):
+            task.taken.drop_front(gone)
+            if task.lease is not None:
+                task.lease.drop_front(gone)
             for key, rows in task.batches.items():
                 if _last(rows) < self.base:
                     task.batches[key] = slice(0, 0)  # that it was dealt must be remembered, its rows need not
+            self.drop_if_blank(task)
         for subscription in self.subscriptions.values():
             self._fill(subscription)
 
@@ -509,26 +531,20 @@ class Partition:
                     grown[id(subscription)] = subscription
         return list(grown.values())
 
-    def consumed(self, task: Task) -> NDArray[np.bool_]:
-        """By position: handed out to ``task``."""
-        mask: NDArray[np.bool_] = task.taken.array[: self.table.used] == CONSUMED
-        return mask
-
-    def promised(self, task: Task) -> int:
-        return int((task.taken.array[: self.table.used] == PROMISED).sum())
-
 
 def _settle(task: Task, rows: Rows) -> None:
     """The rows are under no lease any more; a lease without rows is over."""
     assert task.lease is not None
-    numbers, counts = np.unique(task.lease.array[rows], return_counts=True)
+    numbers, counts = np.unique(task.lease[rows], return_counts=True)
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if number:
             lease = task.leases[number]
             lease.left -= count
             if not lease.left:
                 del task.leases[number]
-    task.lease.array[rows] = 0
+    task.lease[rows] = 0
+    if not task.leases:
+        task.lease = None
 
 
 def _last(ordinals: Rows) -> int:

@@ -15,7 +15,7 @@ from transfer_queue.control.indexes import decode_indexes
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.plain import copy_tag
 from transfer_queue.control.puts import name_some
-from transfer_queue.control.subscription import CONSUMED
+from transfer_queue.control.subscription import CONSUMED, PROMISED
 from transfer_queue.errors import (
     DataLostError,
     InvalidInputError,
@@ -199,7 +199,7 @@ def consumption_status(partition: Partition | None, command: ConsumptionStatus) 
         return StatusArrays()
     rows = partition.all_rows()
     task = partition.tasks.get(command.task)
-    status = bytes(row_count(rows)) if task is None else (task.taken.array[rows] == CONSUMED).tobytes()
+    status = bytes(row_count(rows)) if task is None else (task.taken[rows] == CONSUMED).tobytes()
     return StatusArrays(partition.encode(rows), status, [command.task])
 
 
@@ -221,8 +221,8 @@ def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
         "lost": len(partition.lost_rows(rows, partition.fields.families)),
         "tasks": {
             task.name: {
-                "consumed": int(partition.consumed(task).sum()),
-                "promised": partition.promised(task),
+                "consumed": task.taken.count(CONSUMED),
+                "promised": task.taken.count(PROMISED),
             }
             for task in partition.tasks.values()
         },
@@ -237,7 +237,7 @@ def subscriptions_of(partition: Partition) -> list[dict[str, Any]]:
             "task": item.task.name,
             "fields": list(item.names),
             "ready": item.ready.available,
-            "consumed": int(partition.consumed(item.task).sum()),
+            "consumed": item.task.taken.count(CONSUMED),
             "waiting": len(item.waiting or ()),
         }
         for item in partition.subscriptions.values()

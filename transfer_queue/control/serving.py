@@ -183,7 +183,7 @@ class Serving:
         leased = sum(lease.left for lease in subscription.task.leases.values())
         if leased:
             causes.append(f"{leased} were fetched and are not acknowledged")
-        taken = int((subscription.task.taken.array[rows] != 0).sum()) - leased
+        taken = int((subscription.task.taken[rows] != 0).sum()) - leased
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
         for name in dict.fromkeys(command.fields):

@@ -75,8 +75,13 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         ],
         "lengths": {name: column(lengths) for name, lengths in partition.fields.lengths.items()},
         "tasks": [
-            [task.name, column(task.taken), [[*key, to_runs(rows, 0)] for key, rows in task.batches.items()]]
+            [
+                task.name,
+                task.taken[slice(0, used)].tobytes(),
+                [[*key, to_runs(rows, 0)] for key, rows in task.batches.items()],
+            ]
             for task in partition.tasks.values()
+            if task.batches or not task.taken.is_empty
         ],
         "leases": [
             [task.name, lease.number, lease.client, lease.seconds, lease.dealt, *_dump_leased(partition, task, lease)]
@@ -90,7 +95,7 @@ def _dump_leased(partition: Partition, task: Task, lease: Lease) -> list[list[in
     assert task.lease is not None
     positions = as_positions(lease.rows) - partition.base
     positions = positions[positions >= 0]
-    return [to_runs(compact(positions[task.lease.array[positions] == lease.number]), partition.base)]
+    return [to_runs(compact(positions[task.lease[positions] == lease.number]), partition.base)]
 
 
 def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
@@ -124,8 +129,9 @@ def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
         partition.fields.lengths[name] = fill(partition.table.add_column(np.int32), raw)
     for name, taken, batches in state["tasks"]:
         task = partition.task(name)
-        fill(task.taken, taken)
+        task.taken.load(np.frombuffer(taken, np.uint8))
         task.batches.update({(rank, batch): from_runs(runs, 0) for rank, batch, runs in batches})
+        partition.drop_if_blank(task)
     for name, number, client, seconds, dealt, runs in state.get("leases", ()):  # older snapshots have none
         task = partition.task(name)
         lease = core.leases.grant(partition, task, client, from_runs(runs, 0), seconds, dealt, number)

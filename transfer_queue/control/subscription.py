@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transfer_queue.control.arrays import Column, Rows, as_positions
+import numpy as np
+
+from transfer_queue.control.arrays import Rows, as_positions
 from transfer_queue.control.families import Family, Selection
 from transfer_queue.control.leases import Lease
 from transfer_queue.control.ready import ReadyQueue
+from transfer_queue.control.sparse import SparseColumn
 
 if TYPE_CHECKING:
     from transfer_queue.control.waiters import Line
@@ -26,19 +29,36 @@ class Task:
     """A consumer of a partition. ``taken``: FREE, CONSUMED, PROMISED or LEASED, a row each.
 
     ``batches``: (rank, batch index) -> ordinals of the rows which that rank gets each time it asks for that batch.
-    ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None before the first.
+    ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None without leases.
     """
 
     __slots__ = ("batches", "deals", "lease", "leases", "name", "subscriptions", "taken")
 
-    def __init__(self, name: str, taken: Column) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.taken = taken
+        self.taken = SparseColumn(np.uint8)
         self.batches: dict[tuple[int, int | str], Rows] = {}
         self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
-        self.lease: Column | None = None
+        self.lease: SparseColumn | None = None
         self.leases: dict[int, Lease] = {}
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the task is as one that nobody ever named."""
+        return not self.subscriptions and not self.batches and self.taken.is_empty
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept a row."""
+        return self.taken.nbytes + (0 if self.lease is None else self.lease.nbytes)
+
+    def forget(self) -> None:
+        """Nothing is taken any more."""
+        self.taken.clear()
+        self.batches.clear()
+        self.lease = None
+        self.leases.clear()
 
     def was_dealt(self, batch: int | str, ranks: int) -> bool:
         """Whether one of ``ranks`` ranks got rows for this batch."""
@@ -73,13 +93,13 @@ class Subscription:
                 for family in others:
                     if family.slot.items[position] <= 0:
                         return
-                if not self.task.taken.items[position]:
+                if not self.task.taken.item(position):
                     self.ready.add(rows)
                 return
             if fresh and not others:
                 self.ready.add(rows)
                 return
-        enters = self.task.taken.array[rows] == FREE
+        enters = self.task.taken[rows] == FREE
         for family in others:
             enters &= family.slot.array[rows] > 0
         self.ready.add(rows if bool(enters.all()) else as_positions(rows)[enters])

@@ -64,6 +64,12 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_controller_oldest_wait_seconds", "gauge", "How long the oldest waiting request has waited"),
         MetricInfo("tq_controller_lost_rows", "gauge", "Rows that lost a field with a storage unit"),
         MetricInfo("tq_controller_partitions", "gauge", "Partitions that exist"),
+        MetricInfo("tq_controller_tasks", "gauge", "Tasks that partitions know, over all partitions"),
+        MetricInfo(
+            "tq_controller_subscriptions",
+            "gauge",
+            "Tasks times the sets of fields that they ask for, kept ready; at most 256 a partition",
+        ),
         MetricInfo("tq_clients_connected", "gauge", "Clients with a connection"),
         MetricInfo("tq_units_connected", "gauge", "Storage units with a connection"),
         MetricInfo("tq_units_expected", "gauge", "Storage units that the queue should have"),
@@ -73,6 +79,7 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_unit_drained", "gauge", "1 if a storage unit takes no new blocks and has no rows", ("unit",)),
         MetricInfo("tq_partition_rows", "gauge", "Rows of a partition", ("partition",)),
         MetricInfo("tq_partition_bytes", "gauge", "Bytes of a partition's rows", ("partition",)),
+        MetricInfo("tq_partition_task_bytes", "gauge", "Memory for which rows tasks took", ("partition",)),
         MetricInfo("tq_field_ready_rows", "gauge", "Rows that have a field", ("partition", "field")),
         MetricInfo("tq_task_consumed_rows", "gauge", "Rows that a task took", ("partition", "task")),
         MetricInfo("tq_task_ready_rows", "gauge", "Rows that a task can take now", ("partition", "task", "fields")),
@@ -167,6 +174,8 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
         now = controller.now()
         scrape.add("tq_controller_oldest_wait_seconds", max((now - waiter.since for waiter in core.room), default=0))
         scrape.add("tq_controller_partitions", len(core.partitions))
+        scrape.add("tq_controller_tasks", sum(len(item.tasks) for item in core.partitions.values()))
+        scrape.add("tq_controller_subscriptions", sum(len(item.subscriptions) for item in core.partitions.values()))
         scrape.add("tq_clients_connected", controller.clients_connected)
         scrape.add("tq_units_connected", controller.units.connected)
         scrape.add("tq_units_expected", controller.expected_units)
@@ -194,6 +203,7 @@ def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
         counts = count_rows(partition, 0)
         scrape.add("tq_partition_rows", counts["rows"], name)
         scrape.add("tq_partition_bytes", counts["bytes"], name)
+        scrape.add("tq_partition_task_bytes", sum(task.nbytes for task in partition.tasks.values()), name)
         for field, ready in counts["fields"].items():
             scrape.add("tq_field_ready_rows", ready, name, field)
         for task, state in counts["tasks"].items():

@@ -125,6 +125,8 @@ def test_metrics_tell_what_happened(controller: dict[str, Any], unit: dict[str, 
     assert controller["tq_controller_sample_capacity"] == [({}, 1000.0)]
     assert ({"partition": "train", "field": "reward"}, 2.0) in controller["tq_field_ready_rows"]
     assert ({"partition": "train", "task": "reference"}, 2.0) in controller["tq_task_consumed_rows"]
+    assert controller["tq_controller_tasks"] == controller["tq_controller_subscriptions"] == [({}, 2.0)]
+    assert 512 <= controller["tq_partition_task_bytes"][0][1] <= 4096
     assert ({"partition": "train", "task": "reference", "fields": "tokens"}, 1.0) in controller["tq_task_ready_rows"]
     assert controller["tq_controller_wait_seconds_count"] == [({}, 1.0)]
     assert ({"request": "Commit"}, 3.0) in controller["tq_controller_requests_total"]

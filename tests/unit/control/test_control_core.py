@@ -219,6 +219,7 @@ def test_metadata_takes_at_most_64_bytes_a_sample() -> None:
         core.apply(fetch("p", names, 1), 0)
     ready = sum(len(s.ready.bits) for s in core.partitions["p"].subscriptions.values())  # type: ignore[attr-defined]
     used = core.partitions["p"].table.nbytes + core.blocks.memory + ready * 3000 // core.partitions["p"].table.capacity
+    used += core.partitions["p"].tasks["t"].nbytes
     assert used / 3000 <= 64
 
 
@@ -343,3 +344,70 @@ def test_a_client_that_leaves_takes_no_rows_with_a_request_behind_another_of_its
     taken: Any = core.apply(c.Fetch("p", ["x"], 1, "train"), 0, client=2, request=1)
     assert taken.keys == ["a"]
     core.validate_state()
+
+
+def test_a_task_costs_what_it_consumed_and_not_what_there_is() -> None:
+    core = ControlCore()
+    core.apply(put("p", 100_000, "x"), 0)
+    partition = core.partitions["p"]
+    before = partition.table.nbytes
+    for number in range(1000):
+        assert len(rows(core.apply(fetch("p", "x", 10, f"task {number}"), 0))) == 10
+    assert partition.table.nbytes == before
+    assert sum(task.nbytes for task in partition.tasks.values()) < 1000 * 1100
+
+
+def test_tasks_that_took_nothing_are_forgotten_with_their_subscriptions() -> None:
+    core = ControlCore()
+    core.apply(put("p", 2, "x"), 0)
+    partition = core.partitions["p"]
+    for number in range(300):
+        assert rows(core.apply(fetch("p", "x", 3, f"task {number}"), 0)) == []
+        core.validate_state()
+    assert len(partition.tasks) == len(partition.subscriptions) == 256
+    assert core.apply(fetch("p", "x", 3, "waits", timeout_s=9.0), 0, request=1) is PARKED
+    for number in range(300):
+        core.apply(fetch("p", "xy"[number % 2 :], 3, f"later {number}"), 0)
+    assert "waits" in partition.tasks
+    core.apply(put("p", 1, "x", block=2), 0)
+    assert [answer.request for answer in Drained(core).answers] == [1]
+    core.validate_state()
+
+
+def test_a_reset_drops_tasks_for_which_nobody_waits() -> None:
+    core = ControlCore(lease_s=60.0)
+    core.apply(put("p", 4, "x"), 0)
+    for task in ("idle", "waiting", "other"):
+        assert rows(core.apply(fetch("p", "x", 4, task), 0)) == [0, 1, 2, 3]
+    assert core.apply(fetch("p", "x", 1, "waiting", timeout_s=9.0), 0, request=1) is PARKED
+    partition = core.partitions["p"]
+    core.apply(c.ResetConsumption("p", "idle"), 0)
+    core.validate_state()
+    assert list(partition.tasks) == ["waiting", "other"]
+    core.apply(c.ResetConsumption("p"), 0)
+    core.validate_state()
+    assert list(partition.tasks) == ["waiting"]
+    assert [answer.request for answer in Drained(core).answers] == [1]
+    assert rows(core.apply(fetch("p", "x", 4, "idle"), 0)) == [0, 1, 2, 3]
+
+
+def test_tasks_whose_rows_are_all_cleared_are_forgotten() -> None:
+    core = ControlCore()
+    for step in range(400):
+        core.apply(put("p", 100, "x", block=step + 1), 0)
+        taken = rows(core.apply(fetch("p", "x", 100, f"step {step}"), 0))
+        core.apply(c.Clear("p", indexes=i64(*taken)), 0)
+    core.validate_state()
+    assert len(core.partitions["p"].tasks) < 256 + 20
+
+
+def test_many_rows_keep_fewer_subscriptions() -> None:
+    core = ControlCore()
+    core.apply(put("p", 1, "x"), 0)
+    for number in range(100):
+        core.apply(fetch("p", "x", 2, f"task {number}"), 0)
+    partition = core.partitions["p"]
+    assert len(partition.subscriptions) == 100
+    core.apply(put("p", 3_000_000, "x", block=2), 0)
+    assert len(partition.subscriptions) == (64 << 20) // partition.table.capacity
+    assert "task 99" in partition.tasks
