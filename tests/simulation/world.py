@@ -109,7 +109,8 @@ class Link:
         self.closed = False
         self.context: Any = None
         self.principal: Any = None
-        self.peer = ""
+        self.peer = self.remote = ""
+        self.fault: Any = None
         self._in = self._out = 0.0
 
     # what the controller calls
@@ -130,6 +131,9 @@ class Link:
         self.cut()
 
     close = abort  # type: ignore[assignment]
+
+    def trust(self, limits: Any) -> None:
+        """Frames have no size here."""
 
     # what the peer calls
 
