@@ -347,7 +347,7 @@ class ControlCore:
         if command.fields:
             grown = partition.write(rows, command.fields, command.blocks, command.lengths, fresh)
         if fresh:
-            ready = partition.layout(command.fields).sorted_names if command.fields else []
+            ready = partition.layout(command.fields).schema.sorted_names if command.fields else []
         else:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Family", "FieldTable", "Layout", "Selection"]
 
-_MAX_CACHED = 1024
+_MAX_CACHED = 128
+_MAX_NUMBERS = 128
+"""Schemas of one answer beyond which what they have in common is not kept."""
 _MISSING = np.int32(-1).tobytes()
 _ZERO = np.int32(0).tobytes()
 
@@ -123,9 +125,11 @@ class Selection:
         key = tuple(written)
         schemas = self._merged.get(key)
         if schemas is None:
-            if len(self._merged) >= _MAX_CACHED:
-                self._merged.clear()
-            schemas = self._merged[key] = self._merge(key, blocks)
+            schemas = self._merge(key, blocks)
+            if sum(map(len, key)) <= _MAX_NUMBERS:
+                if len(self._merged) >= _MAX_CACHED:
+                    self._merged.clear()
+                self._merged[key] = schemas
         return locations, schemas
 
     def _merge(self, written: tuple[tuple[int, ...], ...], blocks: BlockTable) -> list[FieldSchema]:
@@ -144,15 +148,12 @@ class Layout:
     ``subscriptions``: those that want one of the fields, each with the families it wants besides.
     """
 
-    __slots__ = ("families", "names", "schema", "size", "sorted_names", "subscriptions")
+    __slots__ = ("families", "schema", "subscriptions")
 
     def __init__(
         self, schema: PutSchema, families: list[Family], subscriptions: list[tuple[Subscription, list[Family]]]
     ) -> None:
         self.schema = schema
-        self.names = list(schema.by_name)
-        self.sorted_names = sorted(self.names)
-        self.size = len(self.names)
         self.families = families
         self.subscriptions = subscriptions
 
@@ -238,7 +239,7 @@ class FieldTable:
             family.row = self._table.add_column(np.int32)
         return family.row
 
-    def write_lengths(self, names: list[str], lengths: dict[str, bytes], rows: Rows, fresh: bool) -> None:
+    def write_lengths(self, names: Iterable[str], lengths: dict[str, bytes], rows: Rows, fresh: bool) -> None:
         for name, raw in lengths.items():
             column = self.lengths.get(name)
             if column is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +30,7 @@ from transfer_queue.control.records import (
     RowsLeased,
     TagsMerged,
 )
-from transfer_queue.control.schema import FieldSchema
+from transfer_queue.control.schema import FieldSchema, schema_key
 from transfer_queue.control.sparse import SparseColumn
 from transfer_queue.control.subscription import CONSUMED, FREE, LEASED, PROMISED, Subscription, Task
 from transfer_queue.sampler import ByPriority, ByWeight
@@ -42,7 +41,8 @@ _MAX_SUBSCRIPTIONS = 256
 _FEW_SUBSCRIPTIONS = 16
 _MAX_READY_BYTES = 64 << 20
 """Above this, at a byte a row, only a few subscriptions are kept; a task that comes back costs a look at all rows."""
-_MAX_CACHED = 1024
+_MAX_LAYOUTS = 128
+_MAX_ASKED = 1024
 _TRIM_FROM = 1024
 
 
@@ -152,13 +152,13 @@ class Partition:
 
     def layout(self, fields: list[FieldSchema]) -> Layout:
         """The layout of a put; registers its fields."""
-        key = msgspec.msgpack.encode(fields)
+        key = schema_key(fields)
         layout = self._layouts.get(key)
         if layout is None:
             families, changed = self.fields.arrange(field.name for field in fields)
             if changed:
                 self._fields_changed()
-            if len(self._layouts) >= _MAX_CACHED:
+            if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             interested = []
             for subscription in self.subscriptions.values():
@@ -166,11 +166,12 @@ class Partition:
                 others = [family for family in wanted if family not in families]
                 if len(others) < len(wanted):
                     interested.append((subscription, others))
-            layout = self._layouts[key] = Layout(self.blocks.schemas.new(fields), families, interested)
+            schema = self.blocks.schemas.share(fields, key)
+            layout = self._layouts[schema.key] = Layout(schema, families, interested)
         return layout
 
     def has_layout(self, fields: list[FieldSchema]) -> bool:
-        return msgspec.msgpack.encode(fields) in self._layouts
+        return schema_key(fields) in self._layouts
 
     def _fields_changed(self) -> None:
         self._layouts.clear()
@@ -197,7 +198,7 @@ class Partition:
             subscription = self.subscriptions.get((task_name, names))
             if subscription is None:
                 subscription = self._add_subscription(task_name, names)
-            if len(self._asked) >= _MAX_CACHED:
+            if len(self._asked) >= _MAX_ASKED:
                 self._asked.clear()
             self._asked[task_name, fields] = subscription
         subscription.last_use = self._uses
@@ -320,7 +321,7 @@ class Partition:
                 family.slot.array[rows] = slots
                 self.fields.row_column(family).array[rows] = in_block
         if lengths or self.fields.lengths:
-            self.fields.write_lengths(layout.names, lengths, rows, fresh)
+            self.fields.write_lengths(layout.schema.by_name, lengths, rows, fresh)
         for subscription, others in layout.subscriptions:
             subscription.enter(rows, others, fresh)
         if self.log.journaling:
@@ -333,7 +334,7 @@ class Partition:
         slots = []
         for ref in refs:
             start = -1 if first is None else first + ref.row_start
-            slots.append(self.blocks.add(ref, start, ref.rows * layout.size, layout.schema))
+            slots.append(self.blocks.add(ref, start, ref.rows * len(layout.schema.by_name), layout.schema))
             self.nbytes += ref.nbytes
         if len(slots) == 1:
             return slots[0]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["FieldSchema", "Kind", "PutSchema", "SchemaTable", "merge"]
+__all__ = ["FieldSchema", "Kind", "PutSchema", "SchemaTable", "merge", "schema_key"]
 
 Kind = Literal["dense", "ragged", "text", "object"]
 """dense: all rows of one shape; ragged: rows of one dtype and rank whose shapes differ; text: str or None rows;
@@ -46,30 +46,42 @@ def merge(schemas: Sequence[FieldSchema]) -> FieldSchema:
     return FieldSchema(first.name, "object", "object", None)
 
 
+schema_key = msgspec.msgpack.Encoder().encode
+"""A list of fields -> bytes that are the same for equal fields in the same order."""
+
+
 class PutSchema:
-    """The fields of one put, shared by all blocks written with equal ones. ``blocks`` counts those still live."""
+    """The fields of one put, shared by all blocks written with equal ones. ``blocks`` counts those still live. ``key``:
+    see `schema_key`."""
 
-    __slots__ = ("blocks", "by_name", "fields", "number")
+    __slots__ = ("blocks", "by_name", "fields", "key", "number", "sorted_names")
 
-    def __init__(self, number: int, fields: Sequence[FieldSchema]) -> None:
+    def __init__(self, number: int, fields: Sequence[FieldSchema], key: bytes) -> None:
         self.number = number
         self.fields = list(fields)
+        self.key = key
         self.by_name = {field.name: field for field in fields}
+        self.sorted_names = sorted(self.by_name)
         self.blocks = 0
 
 
 class SchemaTable:
     """Put schemas by number; one lives as long as blocks use it, numbers are not reused."""
 
-    __slots__ = ("_last", "_live")
+    __slots__ = ("_by_key", "_last", "_live")
 
     def __init__(self) -> None:
         self._live: dict[int, PutSchema] = {}
+        self._by_key: dict[bytes, PutSchema] = {}
         self._last = 0
 
-    def new(self, fields: Sequence[FieldSchema]) -> PutSchema:
-        self._last += 1
-        return PutSchema(self._last, fields)
+    def share(self, fields: Sequence[FieldSchema], key: bytes) -> PutSchema:
+        """The one that blocks of these fields use already, or a new one."""
+        schema = self._by_key.get(key)
+        if schema is None:
+            self._last += 1
+            schema = PutSchema(self._last, fields, key)
+        return schema
 
     def __getitem__(self, number: int) -> PutSchema:
         return self._live[number]
@@ -80,6 +92,7 @@ class SchemaTable:
     def retain(self, schema: PutSchema, blocks: int) -> None:
         if not schema.blocks:
             self._live[schema.number] = schema
+            self._by_key.setdefault(schema.key, schema)
         schema.blocks += blocks
 
     def release(self, number: int, blocks: int) -> None:
@@ -87,6 +100,8 @@ class SchemaTable:
         schema.blocks -= blocks
         if not schema.blocks:
             del self._live[number]
+            if self._by_key.get(schema.key) is schema:  # an older snapshot may have two of a key
+                del self._by_key[schema.key]
 
     def dump(self) -> list[Any]:
         return [self._last, [[schema.number, schema.blocks, schema.fields] for schema in self._live.values()]]
@@ -94,5 +109,5 @@ class SchemaTable:
     def load(self, state: list[Any]) -> None:
         self._last, live = state
         for number, blocks, fields in live:
-            schema = PutSchema(number, msgspec.convert(fields, list[FieldSchema]))
-            self.retain(schema, blocks)
+            known = msgspec.convert(fields, list[FieldSchema])
+            self.retain(PutSchema(number, known, schema_key(known)), blocks)

@@ -411,3 +411,39 @@ def test_many_rows_keep_fewer_subscriptions() -> None:
     core.apply(put("p", 3_000_000, "x", block=2), 0)
     assert len(partition.subscriptions) == (64 << 20) // partition.table.capacity
     assert "task 99" in partition.tasks
+
+
+def test_puts_of_equal_fields_share_one_schema_wherever_they_are() -> None:
+    core = ControlCore()
+    for number in range(50):
+        core.apply(put(f"p{number % 25}", 1, "xy", block=number + 1), 0)
+        core.apply(fetch(f"p{number % 25}", "x", 1, f"task {number}"), 0)
+    assert len(core.blocks.schemas) == 1
+    core.apply(put("p0", 1, "x", block=51), 0)
+    assert len(core.blocks.schemas) == 2
+    core.validate_state()
+
+
+def test_kinds_of_puts_are_remembered_up_to_a_bound() -> None:
+    core = ControlCore()
+    for number in range(1000):
+        core.apply(put("p", 1, schema("x", shape=(number + 1,)), block=number + 1), 0)
+    assert len(core.partitions["p"]._layouts) <= 128
+    fetched: Any = core.apply(fetch("p", "x", 1000), 0)
+    assert fetched.fields == [FieldSchema("x", "ragged", "float32", (None,))]
+    core.validate_state()
+
+
+def test_a_snapshot_with_equal_schemas_under_two_numbers_is_taken_up() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a"], schema("x", shape=(1,)), block=1), 0)
+    core.apply(put("p", ["b"], schema("x", shape=(2,)), block=2), 0)
+    state = core.snapshot()
+    _, schemas = state["blocks"]["schemas"]
+    schemas[1][2] = schemas[0][2]
+    other = ControlCore()
+    other.restore(state)
+    other.validate_state()
+    for key in ("a", "b"):
+        other.apply(c.Clear("p", keys=[key]), 0)
+        other.validate_state()
