@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,21 @@ __all__ = ["leave"]
 
 _ENTRIES = ("mooncake/ram/{}", "mooncake/rpc_meta/{}")
 _lock = threading.Lock()
-_left: list[str] = []
+_left: dict[str, socket.socket] = {}
 
 
-def leave(raw: Any, name: str, module_file: str) -> None:
+def leave(raw: Any, name: str, reserved: socket.socket, module_file: str) -> None:
     """Leave ``raw``, the engine's connection of this name in the store, to the end of the process.
 
     Args:
         raw: the engine's object; it must never be destroyed.
         name: ``host:port`` of the connection.
+        reserved: holds that port, which stays this process's as long as its entries are in the store.
         module_file: file of the engine's module, beside which its library for etcd lies.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
     with _lock:
-        _left.append(name)
+        _left[name] = reserved
         if len(_left) > 1:
             return
     atexit.register(_forget, str(Path(module_file).with_name("libetcd_wrapper.so")))

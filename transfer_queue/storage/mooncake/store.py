@@ -270,7 +270,7 @@ class Store:
         if raw is None:
             return
         if self._masters_in_etcd:
-            leave(raw, self.name, self._module.__file__)
+            leave(raw, self.name, self._reserved, self._module.__file__)
         else:
             raw.close()
             self._reserved.close()
@@ -280,6 +280,7 @@ class Store:
         if self._raw is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))
             self._raw = None
+            self._reserved.close()
 
 
 def _part_names(key: str) -> Iterator[list[str]]:
@@ -357,16 +358,20 @@ def _set_up(
     name = join_address(local, port)
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
-    with engine.quiet(), confined(wanted=is_loopback(local)):
-        code = raw.setup(
-            name,
-            settings.metadata_server,
-            segment_bytes,
-            0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
-            settings.protocol,
-            devices,
-            settings.master_server_address,
-        )
+    try:
+        with engine.quiet(), confined(wanted=is_loopback(local)):
+            code = raw.setup(
+                name,
+                settings.metadata_server,
+                segment_bytes,
+                0 if settings.zero_copy.enable or segment_bytes else settings.local_buffer_size,
+                settings.protocol,
+                devices,
+                settings.master_server_address,
+            )
+    except BaseException:
+        reserved.close()
+        raise
     if code:
         raw.close()
         reserved.close()
