@@ -112,11 +112,14 @@ class Stack:
         prefault: bool = False,
         durability: str = "none",
         security: dict[str, Any] | None = None,
+        listen: dict[str, Any] | None = None,
         **controller: Any,
     ) -> None:
+        """``listen``: settings of all of them; ``controller``: of the controller."""
         self.folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
         self._durability = durability
         self._security = {"security": security} if security else {}
+        self._listen = listen or {}
         self.arenas = Path(tempfile.mkdtemp(prefix="tq-test-", dir="/dev/shm"))
         self._unit_count = units
         self._capacity = capacity
@@ -128,6 +131,7 @@ class Stack:
             "expectedUnits": units,
             "timing": TIMING,
             "durability": durability,
+            **self._listen,
             **self._security,
             **({"journal": str(self.folder / "journal")} if durability != "none" else {}),
             **controller,
@@ -164,6 +168,7 @@ class Stack:
             "prefault": self._prefault,
             "timing": TIMING,
             "durability": self._durability,
+            **self._listen,
             **self._security,
             **(
                 {"backend": self._controller_config["backend"]}

@@ -208,7 +208,9 @@ class DevelopmentEtcd(Part):
     port: Port = Field(default=defaults.ETCD_PORT, description="TCP port for its clients.")
 
 
-EtcdMember = Annotated[str, Matches(r"^[^ :;/]+:[1-9][0-9]{0,4}$", "a HOST:PORT", 260)]
+_ADDRESS = r"^([^ :;/]+|\[[0-9a-fA-F:.]+\]):[1-9][0-9]{0,4}$"
+_HOST_PORT = "a HOST:PORT, an IPv6 HOST in brackets"
+EtcdMember = Annotated[str, Matches(_ADDRESS, _HOST_PORT, 260)]
 
 
 class Etcd(Model):
@@ -284,7 +286,7 @@ class Mooncake(Model):
 class Yuanrong(Model):
     """Rows in workers of the openYuanrong data system, which runs outside this resource."""
 
-    worker: Annotated[str, Matches(r"^[^ :]+:[1-9][0-9]{0,4}$", "a HOST:PORT", 260)] | None = Field(
+    worker: Annotated[str, Matches(_ADDRESS, _HOST_PORT, 260)] | None = Field(
         default=None,
         description="HOST:PORT of the worker of all storage units, as clients reach it; unset: workerPort of the own "
         "machine, which on a cluster is the node of the pod.",

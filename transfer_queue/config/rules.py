@@ -75,7 +75,8 @@ class Matches:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        rule = {"rule": f"self.matches('{self.pattern}')", "messageExpression": f"'\"' + self + '\" {self.hint}'"}
+        written = self.pattern.replace("\\", "\\\\")  # in a text of CEL
+        rule = {"rule": f"self.matches('{written}')", "messageExpression": f"'\"' + self + '\" {self.hint}'"}
         return {**handler(schema), "maxLength": self.longest, CEL_RULES: [rule]}
 
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 REASONS = ("credentials", "tls", "malformed", "late", "crowd")
 """Why a connection is turned away: a token, certificate or policy refuses it; its TLS handshake fails; it sends bytes
 that are not the protocol; it does not say in time who it is; too many others do not either."""
+_ANY = ("0.0.0.0", "::")
 _BATCH = 64
 """Connections accepted in one turn of the loop: what these send is read before more of them are accepted."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -101,8 +102,12 @@ class Gate:
         self._loop = asyncio.get_running_loop()
 
     def listen(self, host: str, port: int) -> int:
-        """Listen on ``host`` (empty: all addresses) and return the port. Raises OSError."""
-        self._listening = _listeners(host, port)
+        """Listen on ``host`` and return the port. Raises OSError.
+
+        Empty, ``0.0.0.0`` and ``::`` are all addresses of the families that there are: a pod of an IPv6 cluster has no
+        other, one of a cluster with both may be called by either.
+        """
+        self._listening = _listeners("" if host in _ANY else host, port)
         for listener in self._listening:
             self._loop.add_reader(listener, self._accept, listener)
         return int(self._listening[0].getsockname()[1])

@@ -65,12 +65,15 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
     """Every object that shall exist for ``queue``, in the order of creation."""
     files = {
         "attach.yaml": yaml_text(attach_settings(queue, queue.tls)),
-        **{f"{name}.yaml": yaml_text(settings) for name, settings in controller_settings(queue).items()},
+        **{
+            f"{name}.yaml": yaml_text(settings)
+            for name, settings in controller_settings(queue, ipv6=images.ipv6).items()
+        },
     }
     if policy := policy_settings(queue):
         files["policy.yaml"] = yaml_text(policy)
     if uses_storage_units(queue):
-        files["storage.yaml"] = yaml_text(storage_settings(queue))
+        files["storage.yaml"] = yaml_text(storage_settings(queue, ipv6=images.ipv6))
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files), *claim_templates(queue)]
     if queue.spec.backend.mooncake:
         children += masters(queue, queue.spec.backend.mooncake, images)
@@ -93,7 +96,7 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
 
 def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[Manifest]:
     part = queue.spec.controller
-    own = [f"{name}.yaml" for name in controller_settings(queue)]
+    own = [f"{name}.yaml" for name in controller_settings(queue, ipv6=images.ipv6)]
     volumes = {"config": _config_volume(queue, *own), **_secret_volumes(queue), **_journal_volume(queue)}
     containers: dict[str, Container] = {}
     ports: dict[str, int] = {}
@@ -111,7 +114,7 @@ def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[
         )
         ports |= served
     chosen = selector(queue.name, "controller")
-    mark = digest("".join(restarting(settings) for settings in controller_settings(queue).values()))
+    mark = digest("".join(restarting(settings) for settings in controller_settings(queue, ipv6=images.ipv6).values()))
     template = pod_template(queue, "controller", part, containers, {CONFIG_ANNOTATION: mark})
     deployment = manifest(
         queue,
@@ -190,7 +193,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
             _from_field("LOCAL_IP", "status.podIP"),
             _from_field("MC_TCP_BIND_ADDRESS", "status.podIP"),
             {"name": "MC_STORE_MEMCPY", "value": "0"},
-            *_yuanrong_environment(queue),
+            *_yuanrong_environment(queue, images.ipv6),
         ],
         volumes=volumes,
         capabilities=capabilities,
@@ -253,14 +256,15 @@ def _node_disk(queue: Queue) -> dict[str, str]:
     return {"ephemeral-storage": mebibytes(offload.capacity, 16 * MIB)}
 
 
-def _yuanrong_environment(queue: Queue) -> list[Manifest]:
+def _yuanrong_environment(queue: Queue, ipv6: bool) -> list[Manifest]:
     """The worker of the pod's own node, unless all have one."""
     yuanrong = queue.spec.backend.yuanrong
     if yuanrong is None or yuanrong.worker is not None:
         return []
+    host = "[$(HOST_IP)]" if ipv6 else "$(HOST_IP)"
     return [
         _from_field("HOST_IP", "status.hostIP"),
-        {"name": "TQ_YUANRONG_WORKER", "value": f"$(HOST_IP):{yuanrong.worker_port}"},
+        {"name": "TQ_YUANRONG_WORKER", "value": f"{host}:{yuanrong.worker_port}"},
     ]
 
 

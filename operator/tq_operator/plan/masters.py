@@ -54,14 +54,17 @@ def _group_flags(workload: Manifest) -> set[str]:
 
 def _single(queue: Queue, mooncake: Mooncake, images: Images) -> list[Manifest]:
     part = mooncake.master
-    ports = {"rpc": part.rpc_port, "http-metadata": part.http_metadata_port, "metrics": part.metrics_port}
-    own = [
-        "--enable_http_metadata_server=true",
-        "--http_metadata_server_host=0.0.0.0",
-        f"--http_metadata_server_port={part.http_metadata_port}",
-        "--enable_metadata_cleanup_on_timeout=true",
-        "--client_ttl=10",
-    ]
+    ports = {"rpc": part.rpc_port, "metrics": part.metrics_port}
+    own = ["--client_ttl=10"]
+    if not images.ipv6:  # which its metadata server does not know; without it peers ask each other
+        ports = {"rpc": part.rpc_port, "http-metadata": part.http_metadata_port, "metrics": part.metrics_port}
+        own = [
+            "--enable_http_metadata_server=true",
+            "--http_metadata_server_host=0.0.0.0",
+            f"--http_metadata_server_port={part.http_metadata_port}",
+            "--enable_metadata_cleanup_on_timeout=true",
+            *own,
+        ]
     container = _master(mooncake, images, ports, own, _SERVES)
     template = pod_template(queue, "mooncake-master", part, {"mooncake-master": container}, {})
     return [
@@ -89,13 +92,20 @@ def _group(queue: Queue, mooncake: Mooncake, group: HighAvailability, images: Im
 
 def _master(mooncake: Mooncake, images: Images, ports: Mapping[str, int], own: list[str], ready: str) -> Container:
     part = mooncake.master
+    # Several name themselves to each other.
+    address = "::" if ready == _SERVES else "[$(POD_IP)]"
     return Container(
         image=part.image or images.mooncake,
         pull_policy=images.pull_policy,
         command=[
             "mooncake_master",
             f"--rpc_port={part.rpc_port}",
-            f"--rpc_interface={part.rpc_interface}",
+            # The address that it finds by an interface is one of IPv4.
+            *(
+                [f"--rpc_address={address}", "--metrics_host=::"]
+                if images.ipv6
+                else [f"--rpc_interface={part.rpc_interface}"]
+            ),
             *own,
             f"--metrics_port={part.metrics_port}",
             # Rows that nobody consumed yet must never be evicted: a full store refuses puts instead.
@@ -122,6 +132,7 @@ def _master(mooncake: Mooncake, images: Images, ports: Mapping[str, int], own: l
             },
         },
         requests={"cpu": "100m", "memory": "256Mi"},
+        env=[{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}] if images.ipv6 else [],
         # It ends only when it is killed.
         stop_seconds=1,
     )
@@ -136,7 +147,7 @@ def _etcd(queue: Queue, part: DevelopmentEtcd, images: Images) -> list[Manifest]
         command=[
             "etcd",
             f"--data-dir={_DATA_DIRECTORY}",
-            f"--listen-client-urls=http://0.0.0.0:{part.port}",
+            f"--listen-client-urls=http://{'[::]' if images.ipv6 else '0.0.0.0'}:{part.port}",
             f"--advertise-client-urls=http://{queue.host('etcd')}:{part.port}",
             # The log of the masters: old revisions go after an hour.
             "--auto-compaction-mode=periodic",

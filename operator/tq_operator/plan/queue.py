@@ -28,6 +28,8 @@ class Images:
     etcd: str = defaults.ETCD_IMAGE
     fixed_user: bool = True
     """Whether pods run as the user of the images; else as one that the platform chooses for their namespace."""
+    ipv6: bool = False
+    """Whether Services, and with them pods, have IPv6 addresses first."""
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,9 @@ TOKENS_KEY = "tokens"
 ARENA_DIRECTORY = "/arena"
 JOURNAL_DIRECTORY = "/journal"
 SPILL_DIRECTORY = "/spill"
-# Any address of the pod, over IPv4.
+# Any address of the pod, of either family.
 _ANY = "0.0.0.0"
+_HANDSHAKE = "P2PHANDSHAKE"
 
 
 def yaml_text(settings: dict[str, Any]) -> str:
@@ -94,10 +95,12 @@ def _server_security(queue: Queue) -> ServerSecurity | None:
     return ServerSecurity(tls=TlsFiles.model_validate(_tls_files(queue)), **tokens, **policy)
 
 
-def controller_settings(queue: Queue) -> dict[str, dict[str, Any]]:
-    """By the names of the controllers' containers."""
+def controller_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, dict[str, Any]]:
+    """By the names of the controllers' containers. ``ipv6``: pods have IPv6 addresses first."""
     ports = [queue.spec.controller.port + shard for shard in range(queue.shards)]
-    configs = shard_configs(controller_config(queue.name, queue.spec, _site(queue)), queue.controller_addresses, ports)
+    configs = shard_configs(
+        controller_config(queue.name, queue.spec, _site(queue, ipv6)), queue.controller_addresses, ports
+    )
     return {controller_name(shard, queue.shards): _dump(config) for shard, config in enumerate(configs)}
 
 
@@ -106,9 +109,9 @@ def restarting(settings: dict[str, Any]) -> str:
     return yaml_text({name: value for name, value in settings.items() if name != "expectedUnits"})
 
 
-def storage_settings(queue: Queue) -> dict[str, Any]:
+def storage_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, Any]:
     """One file for all pods of the StatefulSet; the kubelet tells each its own name and address."""
-    return _dump(unit_config("$(POD_NAME)", queue.spec, _site(queue), queue.controller_addresses))
+    return _dump(unit_config("$(POD_NAME)", queue.spec, _site(queue, ipv6), queue.controller_addresses))
 
 
 def _dump(config: ControllerConfig | StorageUnitConfig) -> dict[str, Any]:
@@ -116,13 +119,13 @@ def _dump(config: ControllerConfig | StorageUnitConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
 
 
-def _site(queue: Queue) -> Site:
+def _site(queue: Queue, ipv6: bool) -> Site:
     simple = queue.spec.backend.simple
     return Site(
         host=_ANY,
         uid=queue.uid or None,
         protocol=queue.transport,
-        backend=_place_of_backend(queue),
+        backend=_place_of_backend(queue, ipv6),
         controller_host=queue.host("controller"),
         unit_host="$(POD_IP)",
         journal=JOURNAL_DIRECTORY,
@@ -132,23 +135,24 @@ def _site(queue: Queue) -> Site:
     )
 
 
-def _place_of_backend(queue: Queue) -> dict[str, Any]:
+def _place_of_backend(queue: Queue, ipv6: bool) -> dict[str, Any]:
     """Where both sides of the backend find its servers."""
     backend = queue.spec.backend
     if backend.mooncake:
-        return {**_master_settings(queue, backend.mooncake), "evictionDisabled": True}
+        return {**_master_settings(queue, backend.mooncake, ipv6), "evictionDisabled": True}
     if backend.yuanrong and backend.yuanrong.worker:
         # Without a worker of all pods each finds that of its node in its environment.
         return {"worker": backend.yuanrong.worker}
     return {}
 
 
-def _master_settings(queue: Queue, mooncake: Mooncake) -> dict[str, Any]:
+def _master_settings(queue: Queue, mooncake: Mooncake, ipv6: bool) -> dict[str, Any]:
     master, group = mooncake.master, mooncake.high_availability
     if group is None:
         host = queue.host("mooncake-master")
         return {
-            "metadataServer": f"http://{host}:{master.http_metadata_port}/metadata",
+            # The master's own metadata server knows IPv4 alone; without it peers ask each other.
+            "metadataServer": _HANDSHAKE if ipv6 else f"http://{host}:{master.http_metadata_port}/metadata",
             "masterServerAddress": f"{host}:{master.rpc_port}",
             "adminAddress": f"{host}:{master.metrics_port}",
         }

@@ -71,6 +71,7 @@ class OperatorSettings:
             environ.get("TQ_IMAGE_PULL_POLICY", "IfNotPresent"),
             environ.get("TQ_IMAGE_ETCD") or ETCD_IMAGE,
             environ.get("TQ_OPENSHIFT") != "true",
+            ":" in environ.get("KUBERNETES_SERVICE_HOST", ""),
         )
         return cls(
             images=images,

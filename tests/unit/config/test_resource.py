@@ -115,7 +115,7 @@ REFUSALS = [
     ),
     (
         "{backend: {yuanrong: {worker: head}}}",
-        'spec.backend.yuanrong.worker: "head" is not a HOST:PORT',
+        'spec.backend.yuanrong.worker: "head" is not a HOST:PORT, an IPv6 HOST in brackets',
     ),
     (
         "{backend: {mooncake: {highAvailability: {etcd: {}}}}}",
@@ -123,7 +123,8 @@ REFUSALS = [
     ),
     (
         "{backend: {mooncake: {highAvailability: {etcd: {endpoints: ['https://etcd:2379']}}}}}",
-        'spec.backend.mooncake.highAvailability.etcd.endpoints[0]: "https://etcd:2379" is not a HOST:PORT',
+        'spec.backend.mooncake.highAvailability.etcd.endpoints[0]: "https://etcd:2379" is not a HOST:PORT, '
+        "an IPv6 HOST in brackets",
     ),
     ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     ("{}", "spec.backend: Required value"),

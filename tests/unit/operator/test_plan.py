@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tq_operator.plan.children import CONFIG_ANNOTATION, desired_children
 from tq_operator.plan.difference import differs, stamped
 from tq_operator.plan.issued import client_certificate, server_certificate
 from tq_operator.plan.names import child_name, selector
+from tq_operator.plan.settings import controller_settings
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
@@ -435,3 +437,25 @@ def test_a_name_of_any_length_gives_children_that_the_apiserver_accepts(name: st
 
 def test_long_names_that_begin_alike_stay_apart() -> None:
     assert child_name("a" * 100 + "b", "storage") != child_name("a" * 100 + "c", "storage")
+
+
+def test_on_a_cluster_of_ipv6_everything_listens_there_and_hosts_are_in_brackets() -> None:
+    images = replace(IMAGES, ipv6=True)
+
+    def commands(spec: str) -> dict[str, list[str]]:
+        children = desired_children(queue(spec), images)
+        pods = [template["spec"] for child in children if (template := child.get("spec", {}).get("template"))]
+        return {pod["containers"][0]["name"]: pod["containers"][0]["command"] for pod in pods}
+
+    single = "{backend: {mooncake: {protocol: tcp}}}"
+    assert {"--rpc_address=::", "--metrics_host=::"} <= set(commands(single)["mooncake-master"])
+    assert not [word for word in commands(single)["mooncake-master"] if "metadata" in word or "interface" in word]
+    settings = controller_settings(queue(single), ipv6=True)["controller"]["backend"]["settings"]
+    assert settings["metadataServer"] == "P2PHANDSHAKE", "the metadata server of a master listens on IPv4 alone"
+    several = commands("{backend: {mooncake: {highAvailability: {etcd: {development: {}}}}}}")
+    assert "--rpc_address=[$(POD_IP)]" in several["mooncake-masters"]
+    assert "--listen-client-urls=http://[::]:2379" in several["etcd"]
+    found = str(desired_children(queue("{backend: {yuanrong: {}}}"), images))
+    assert "[$(HOST_IP)]:31501" in found
+    members = "{backend: {mooncake: {highAvailability: {etcd: {endpoints: ['[fd00::1]:2379']}}}}}"
+    assert queue(members).etcd_members == ["[fd00::1]:2379"]

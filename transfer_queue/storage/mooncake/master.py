@@ -89,7 +89,7 @@ class MasterProcess:
         }
         metadata_server = "P2PHANDSHAKE"
         for port in metadata:
-            metadata_server = f"http://{host}:{port}/metadata"
+            metadata_server = f"http://{join_address(host, port)}/metadata"
             flags |= {
                 "enable_http_metadata_server": "true",
                 "http_metadata_server_host": host,
@@ -97,11 +97,11 @@ class MasterProcess:
             }
         self._launch(binary, flags)
         try:
-            self._await_ready(Admin(f"{host}:{metrics}", timeout_s=1.0), {rpc, metrics, *metadata})
+            self._await_ready(Admin(join_address(host, metrics), timeout_s=1.0), {rpc, metrics, *metadata})
         except BaseException:
             self.stop()
             raise
-        return MasterEndpoints(f"{host}:{rpc}", metadata_server, f"{host}:{metrics}")
+        return MasterEndpoints(join_address(host, rpc), metadata_server, join_address(host, metrics))
 
     def poll(self) -> int | None:
         """Exit status of a master that ended by itself, else None."""
@@ -188,7 +188,8 @@ class MasterProcess:
             "rpcPort": self._settings.rpc_port,
             "metricsPort": self._settings.metrics_port,
         }
-        if self._settings.http_metadata_port is not None:
+        # The master's metadata server knows IPv4 alone; without it peers ask each other.
+        if self._settings.http_metadata_port is not None and ":" not in host:
             wanted["httpMetadataPort"] = self._settings.http_metadata_port
         sockets: list[socket.socket] = []  # all held until all are chosen, so that free ones are distinct
         try:
@@ -201,7 +202,7 @@ class MasterProcess:
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:
-    bound = socket.socket()
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the master does: TIME_WAIT is not "in use"
     try:
         # Old masters and the metadata server listen on all addresses whatever they are told.
@@ -220,10 +221,11 @@ def _interface_address(name: str | None) -> str | None:
     if name is None:
         return None
     addresses = psutil.net_if_addrs()
-    for address in addresses.get(name, []):
-        if address.family == socket.AF_INET:
-            return str(address.address)
-    raise ConfigError(f"master.rpcInterface: {name!r} has no IPv4 address; interfaces: {', '.join(sorted(addresses))}")
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in addresses.get(name, []):
+            if address.family == family and not address.address.startswith("fe80:"):
+                return str(address.address)
+    raise ConfigError(f"master.rpcInterface: {name!r} has no address; interfaces: {', '.join(sorted(addresses))}")
 
 
 def _known_flags(binary: str) -> set[str]:

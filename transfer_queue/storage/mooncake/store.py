@@ -298,6 +298,10 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
 
     Waits ``settings.start_timeout`` for the master. Raises StartError: not installed, not reachable, no device.
     """
+    engine.check_version(engine.installed_version())
+    local = _local_address(master_host(settings))
+    if ":" in local:
+        os.environ.setdefault("MC_USE_IPV6", "1")  # the engine reads it when it is loaded
     module = engine.import_store()
     if not settings.eviction_disabled and not hasattr(module.ReplicateConfig, "with_hard_pin"):
         raise StartError(
@@ -309,7 +313,6 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
         chosen = choose_devices(settings.device_name, os.environ, segment_bytes=segment_bytes)
         devices = chosen.device_name
         _prepare_rdma(chosen.environment)
-    local = _local_address(master_host(settings))
     _prepare_environment(settings, local)
     deadline = time.monotonic() + settings.start_timeout
     delay, tries = _RETRY_S[0], 0
