@@ -39,7 +39,10 @@ class Trouble(msgspec.Struct):
 
 def state_root() -> Path:
     """``$XDG_STATE_HOME/transferqueue``, by default ``~/.local/state/transferqueue``."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user whom the image does not know, in a pod: there is no queue of its own either
+        home = Path("/.local/state")
     return Path(home) / "transferqueue"
 
 

@@ -81,6 +81,8 @@ async def run(settings: OperatorSettings) -> None:
     def find_bindings(namespace: str) -> list[Manifest]:
         return cluster.bindings([namespace])
 
+    # kopf names itself by the user otherwise, whom an image does not know where the platform chooses one.
+    os.environ.setdefault("POD_ID", settings.identity)
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
     async with (
