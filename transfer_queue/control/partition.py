@@ -129,10 +129,12 @@ class Partition:
 
     def tags_at(self, rows: Rows) -> list[dict[str, Any]]:
         """Copies, one a row; an empty list if the partition has no tags at all."""
-        if not self.tags:
-            return []
+        return self.tags_of(as_positions(rows) + self.base) if self.tags else []
+
+    def tags_of(self, ordinals: Ints) -> list[dict[str, Any]]:
+        """Copies, one a row; empty for rows without."""
         get, nothing = self.tags.get, dict[str, Any]()
-        return [copy_tag(get(ordinal, nothing)) for ordinal in (as_positions(rows) + self.base).tolist()]
+        return [copy_tag(get(ordinal, nothing)) for ordinal in ordinals.tolist()]
 
     def lost_rows(self, rows: Rows, families: list[Family]) -> Ints:
         """Those of ``rows`` that lost a cell of these families."""

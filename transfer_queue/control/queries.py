@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
@@ -32,7 +33,9 @@ __all__ = [
     "consumption_status",
     "count_rows",
     "keys_of",
+    "keys_of_in_parts",
     "lookup",
+    "lookup_in_parts",
     "production_status",
     "subscriptions_of",
     "tagged_keys",
@@ -40,7 +43,7 @@ __all__ = [
 ]
 
 
-def lookup(partition: Partition | None, command: Lookup) -> Batch:
+def lookup(partition: Partition | None, command: Lookup, *, tags: bool = True) -> Batch:
     if command.keys is not None and command.indexes is not None:
         raise InvalidInputError("a lookup names rows by keys or by indexes, not both")
     if command.keys is not None and not command.keys:
@@ -55,7 +58,33 @@ def lookup(partition: Partition | None, command: Lookup) -> Batch:
     selection = partition.fields.select(names)
     if command.require_ready:
         _require(partition, rows, command)
-    return make_batch(partition, rows, selection, locate=command.locate, ready=False)
+    return make_batch(partition, rows, selection, locate=command.locate, ready=False, tags=tags)
+
+
+def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Generator[None, None, Batch]:
+    """As `lookup`, with a pause after each part of the work. Keys are found and tags are read a thousand at a time; all
+    else is of one moment in between. Rows that go away while their keys are found count as not found."""
+    name = command.partition
+    if command.keys and command.indexes is None:
+        indexes = []
+        for start in range(0, len(command.keys), _PART):
+            if (partition := partitions.get(name)) is None:
+                return _lookup_nowhere(command)
+            part = msgspec.structs.replace(command, keys=command.keys[start : start + _PART])
+            indexes.append(partition.encode(_find(partition, part)))
+            yield
+        command = msgspec.structs.replace(command, keys=None, indexes=b"".join(indexes))
+    batch = lookup(partitions.get(name), command, tags=False)
+    yield
+    partition = partitions.get(name)
+    if partition is None or not partition.tags:
+        return batch
+    tags: list[dict[str, Any]] = []
+    for start in range(0, len(batch.indexes), 8 * _PART):
+        part_of = decode_indexes(batch.indexes[start : start + 8 * _PART])
+        tags += partition.tags_of(partition.indexes.ordinals(part_of))
+        yield
+    return msgspec.structs.replace(batch, tags=tags)
 
 
 def _lookup_nowhere(command: Lookup) -> Batch:
@@ -138,6 +167,13 @@ def _describe(partition: Partition, positions: Ints) -> str:
     if keys is not None and None not in keys:
         return "keys " + name_some([str(key) for key in keys])
     return "rows " + name_some(partition.indexes.indexes(positions, partition.base).tolist())
+
+
+def keys_of_in_parts(partitions: Mapping[str, Partition], command: KeysOf) -> Iterator[list[str]]:
+    """As `keys_of`, a thousand rows at a time."""
+    for start in range(0, len(command.indexes), 8 * _PART):
+        part = msgspec.structs.replace(command, indexes=command.indexes[start : start + 8 * _PART])
+        yield keys_of(partitions.get(command.partition), part)
 
 
 def keys_of(partition: Partition | None, command: KeysOf) -> list[str]:

@@ -20,7 +20,7 @@ from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.control.commands import Command, Commit, Reply, Value
+from transfer_queue.control.commands import Command, Commit, Lookup, Reply, Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
@@ -230,14 +230,22 @@ class Controller(Server):
         connection.owe(OWED)
 
         async def answer() -> None:
+            failed = True
             try:
                 async with session.long_answers:
                     await connection.room()
-                    if not connection.closed:
+                    if connection.closed:
+                        pass
+                    elif isinstance(body, Lookup):
+                        self._after(connection.reply, request, await self.long_answers.batch(body))
+                    else:
                         parts = await self.long_answers.value(
                             body, lambda name: principal is None or principal.may(USE_ROLES, name)
                         )
                         self._after(connection.reply_parts, request, parts)
+                failed = False
+            except TransferQueueError as error:
+                self._after(connection.fail, request, error)
             except MemoryError:
                 raise  # ends the process
             except Exception as error:  # boundary of a request
@@ -246,7 +254,7 @@ class Controller(Server):
                 self._after(connection.fail, request, failure)
             finally:
                 connection.owe(-OWED)
-                self.counters.requests.count(type(body), perf_counter() - started, False)
+                self.counters.requests.count(type(body), perf_counter() - started, failed)
 
         task = self._loop.create_task(answer())
         self._answering.add(task)

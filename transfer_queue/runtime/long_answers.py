@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transfer_queue.control.commands import Command, ListKeys, Snapshot
-from transfer_queue.control.queries import count_rows, tagged_keys_in_parts
+from transfer_queue.control.commands import Batch, Command, KeysOf, ListKeys, Lookup, Snapshot
+from transfer_queue.control.queries import count_rows, keys_of_in_parts, lookup_in_parts, tagged_keys_in_parts
 from transfer_queue.runtime.picture import partition_pictures, picture
 from transfer_queue.wire.messages import ENCODER, Look
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OWED", "LongAnswers", "Slices"]
 
 _SLICE_S = 0.002
-_MANY_KEYS, _MANY_PARTITIONS = 2000, 100
+_MANY_KEYS, _MANY_PARTITIONS, _MANY_ROWS = 2000, 100, 8000
 """Up to so many an answer is made at once."""
 OWED = 4 << 20
 """Bytes that an answer counts for until it is made."""
@@ -69,6 +69,13 @@ class LongAnswers:
             return (
                 len(partitions) > _MANY_PARTITIONS or sum(len(item.keys) for item in partitions.values()) > _MANY_KEYS
             )
+        if isinstance(body, KeysOf):
+            return len(body.indexes) > 8 * _MANY_ROWS
+        if isinstance(body, Lookup):
+            if body.keys is not None or body.indexes is not None:
+                return len(body.keys or ()) > _MANY_ROWS or len(body.indexes or b"") > 8 * _MANY_ROWS
+            found = partitions.get(body.partition)
+            return found is not None and found.rows > _MANY_ROWS
         if isinstance(body, Look) or (isinstance(body, Snapshot) and not body.partition):
             return len(partitions) > _MANY_PARTITIONS
         return False
@@ -80,6 +87,9 @@ class LongAnswers:
                 head = picture(self._controller, partitions=False)
                 parts = await Slices().collect(map(ENCODER.encode, partition_pictures(self._controller)))
                 return [ENCODER.encode(head)[:-1], _head(len(parts), 0x90), *parts]
+            if isinstance(body, KeysOf):
+                listed = await Slices().collect(self._keys_of(body))
+                return [_head(len(body.indexes) // 8, 0x90), *listed]
             names = [name for name in self._controller.core.partitions if may(name)]
             if isinstance(body, Snapshot):
                 parts = await Slices().collect(self._counts(names))
@@ -89,6 +99,18 @@ class LongAnswers:
             if body.partition:
                 names = [body.partition]
             return await self._keys(names)
+
+    async def batch(self, lookup: Lookup) -> Batch:
+        """The answer to a lookup. Raises what the core raises."""
+        async with self._making:
+            steps, slices = lookup_in_parts(self._controller.core.partitions, lookup), Slices()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    found: Batch = done.value
+                    return found
+                await slices.turn()
 
     async def json(self) -> list[bytes]:
         """The picture as JSON, in parts."""
@@ -118,6 +140,10 @@ class LongAnswers:
             if (partition := core.partitions.get(name)) is not None:
                 counts = count_rows(partition, core.room.waiting_for(name))
                 yield ENCODER.encode(name) + ENCODER.encode(counts)
+
+    def _keys_of(self, command: KeysOf) -> Iterator[bytes]:
+        for keys in keys_of_in_parts(self._controller.core.partitions, command):
+            yield ENCODER.encode(keys)[_head_bytes(len(keys)) :]
 
     async def _keys(self, names: list[str]) -> list[bytes]:
         found: list[bytes] = []
