@@ -32,8 +32,7 @@ class Process:
         self.path.write_text(json.dumps(config))
         self.log = folder / f"{name}.log"
         self.module = module
-        # A forked process shows the environment and the command line of what it was forked from.
-        self._popen = subprocess.Popen if "security" in config else preloaded.ServerPopen
+        self._secure = "security" in config
         self.ready: dict[str, Any] = {}
         self.environ: dict[str, str] = {}
         """Besides that of the tests."""
@@ -42,8 +41,11 @@ class Process:
     def spawn(self) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **self.environ}
         command = [sys.executable, "-m", self.module, "--config", str(self.path), "--die-with-parent"]
+        # A forked process shows the environment and the command line of what it was forked from, and loads no library
+        # that its own environment names.
+        popen = subprocess.Popen if self._secure or self.environ else preloaded.ServerPopen
         with self.log.open("ab") as log:
-            self.process = self._popen(
+            self.process = popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=ROOT
             )
 

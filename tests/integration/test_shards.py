@@ -281,7 +281,8 @@ def durable(tmp_path: Path) -> Iterator[LocalPlan]:
     plan = default_plan(units=1, unit_capacity=16 << 20, shards=2)
     name = f"durable-{uuid.uuid4().hex[:8]}"
     units = tuple(unit.model_copy(update={"durability": "process"}) for unit in plan.units)
-    yield LocalPlan(name, plan.controller.model_copy(update={"durability": "process"}), units, shards=2)
+    controller = plan.controller.model_copy(update={"name": name, "durability": "process"})
+    yield LocalPlan(name, controller, units, shards=2)
     for folder in local.SHARED_MEMORY.glob(f"transferqueue-*/{name}"):
         shutil.rmtree(folder)
 

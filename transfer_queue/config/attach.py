@@ -54,10 +54,9 @@ class Target:
             meant = f"queue {self.name or name} with uid {self.uid}"
         else:
             return None
-        where = f" {self.origin} names" if self.origin else ""
         return (
-            f"the controller at {address} is that of queue {found}, and{where or ' here is meant'} {meant}: that queue "
-            "has ended or moved; start it again, or name the queue that you mean"
+            f"the controller at {address} serves queue {found}, but {self.origin or 'this program'} expects {meant}, "
+            "which has ended or moved; start it again, or attach to the queue that you want"
         )
 
 

@@ -171,7 +171,7 @@ def test_another_queue_at_the_address_is_refused_by_name_and_by_identity(tmp_pat
     with LocalStack(plan, tmp_path).start() as stack:
         found = stack.attach_config
         attach = tmp_path / "attach.yaml"
-        others = (({"name": "old"}, "names queue old"), ({"uid": "1234"}, "names queue local with uid 1234"))
+        others = (({"name": "old"}, "expects queue old"), ({"uid": "1234"}, "expects queue local with uid 1234"))
         for update, text in others:
             copy = found.model_copy(update=update)
             attach.write_text(msgspec.json.encode(copy.dump()).decode())
