@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -144,6 +145,18 @@ def test_the_hook_of_a_unit_empties_it_and_it_may_come_back(attached: Stack) -> 
     assert not units(attached)["u2"]["draining"]
     found = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["x"])["x"]
     assert torch.equal(torch.stack(list(found)), values)
+
+
+def test_the_hook_of_a_unit_without_blocks_does_not_wait_for_a_controller_that_is_gone() -> None:
+    with running_stack(units=1) as stack:
+        unit = stack.units[0]
+        path = stack.folder / "hook.json"
+        metrics = int(unit.ready["metrics"].rpartition(":")[2])
+        path.write_text(json.dumps({**json.loads(unit.path.read_text()), "metricsPort": metrics}))
+        stack.controller.kill()
+        hook = run("transfer_queue.client.draining", "--config", str(path))
+        assert hook.returncode == 1
+        assert "u0 holds nothing, and its controllers do not answer" in hook.stderr
 
 
 def test_a_drain_without_room_says_so_and_goes_on_once_rows_are_cleared() -> None:

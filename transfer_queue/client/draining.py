@@ -11,7 +11,9 @@ import argparse
 import asyncio
 import logging
 import math
+import re
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,6 +22,7 @@ import numpy as np
 
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.shards import attach, engines_of
+from transfer_queue.config.attach import join_address
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.security import PeerSecurity
@@ -44,6 +47,8 @@ _REQUEST_S = 30.0
 _CONNECT_S = 20.0
 _ALONE_S = 10.0
 """How long no other unit may take blocks before the drain is given up: then the whole queue is probably ending."""
+_ABSENT_S = 3.0
+"""How long a unit that holds nothing waits for the answers of its controllers."""
 _PAUSE_S = 0.2
 _BLOCKS = 64
 _WINDOW_BYTES = 64 << 20
@@ -192,6 +197,41 @@ def _window(blocks: list[int], sizes: list[int], partitions: list[str]) -> list[
     return window
 
 
+async def _drain(config: StorageUnitConfig, timeout_s: float) -> Drained:
+    """Empty the unit of ``config``."""
+    drain = asyncio.create_task(
+        drain_unit(
+            config.controller,
+            config.name,
+            security=config.security,
+            timeout_s=timeout_s,
+            retire=True,
+            progress=lambda done: print(f"{done.blocks} blocks, {done.nbytes} bytes were moved", file=sys.stderr),
+        )
+    )
+    await asyncio.wait({drain}, timeout=_ABSENT_S)
+    if not drain.done() and await asyncio.to_thread(_holds_nothing, config):
+        drain.cancel()
+        await asyncio.wait({drain})
+        raise ConnectionLostError(
+            f"{config.name} holds nothing, and its controllers do not answer within {_ABSENT_S:g} s: "
+            f"{', '.join(config.controller)}"
+        )
+    return await drain
+
+
+def _holds_nothing(config: StorageUnitConfig) -> bool:
+    """Whether the unit, beside which this runs, says that it has no block. False where it does not answer."""
+    address = join_address(config.advertise_host or config.host, config.metrics_port or 0)
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return False
+    found = re.findall(r"^tq_unit_(?:blocks|used_bytes)(?:{.*})? (\S+)$", text, re.MULTILINE)
+    return bool(found) and not any(map(float, found))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0: the unit is empty and may end. 1: it is not, standard error says why."""
     parser = argparse.ArgumentParser(prog="transfer_queue.client.draining", description=main.__doc__)
@@ -205,16 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
             asyncio.run(undrain_unit(config.controller, config.name, security=config.security))
             print(f"{config.name} takes new blocks again", file=sys.stderr)
             return 0
-        done = asyncio.run(
-            drain_unit(
-                config.controller,
-                config.name,
-                security=config.security,
-                timeout_s=options.timeout or math.inf,
-                retire=True,
-                progress=lambda done: print(f"{done.blocks} blocks, {done.nbytes} bytes were moved", file=sys.stderr),
-            )
-        )
+        done = asyncio.run(_drain(config, options.timeout or math.inf))
     except TransferQueueError as error:
         print(error, file=sys.stderr)
         return 1
