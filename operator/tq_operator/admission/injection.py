@@ -4,7 +4,7 @@ The settings travel in an annotation that the kubelet shows to the container as 
 them, and no ConfigMap has to be copied there or to exist before the pod starts.
 
 Injecting an injected pod changes nothing, whatever other webhooks did in between. A pod that was made again from an
-exported manifest gets the settings, Secrets and volumes of the queue that it asks for now, not of an earlier one.
+exported manifest gets what the queue that it asks for now gives, and what an earlier injection added goes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tq_operator.admission.earlier import (
+    ADDED_ANNOTATION,
+    LOCK,
+    Added,
+    drop_claim,
+    drop_variables,
+    mark,
+    take_resource,
+)
 from tq_operator.plan.claims import CLAIM, client_claim
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest, Queue
@@ -34,7 +43,7 @@ __all__ = [
     "inject",
     "malformed",
     "patch",
-    "refused_claim",
+    "refused",
     "wanted_queue",
 ]
 
@@ -48,6 +57,15 @@ _CONFIG_VOLUME = "transferqueue-config"
 _SHM_VOLUME = "transferqueue-shm"
 _TLS_VOLUME = "transferqueue-tls"
 _TOKEN_VOLUME = "transferqueue-token"
+_NAMES_QUEUE = {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}
+_POD_IP: Manifest = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}
+_PLAIN: list[Manifest] = [
+    {"name": "LOCAL_IP", "valueFrom": _POD_IP},
+    {"name": "MC_TCP_BIND_ADDRESS", "valueFrom": _POD_IP},
+    {"name": "MC_STORE_MEMCPY", "value": "0"},
+    {"name": "TQ_LOGGING_LEVEL", "value": "WARNING"},
+]
+"""Variables of every queue."""
 _CHANGED = (("metadata", "annotations"), ("metadata", "labels"), ("spec", "resourceClaims"), ("spec", "volumes"))
 
 
@@ -98,16 +116,62 @@ def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | No
     """(namespace, name) of the queue that a pod's label or annotation asks for; None if it asks for none.
 
     NAME is a queue of the pod's own namespace. A label cannot hold a "/", so there another namespace's queue is
-    NAMESPACE_NAME (no name in Kubernetes has a "_"); as an annotation NAMESPACE/NAME. Raises ValueError for other text.
+    NAMESPACE_NAME (no name in Kubernetes has a "_"); as an annotation NAMESPACE/NAME. Raises ValueError for other text,
+    and where label and annotation name different queues.
     """
     metadata = pod.get("metadata") or {}
-    asked = (metadata.get("annotations") or {}).get(INJECT_LABEL) or (metadata.get("labels") or {}).get(INJECT_LABEL)
-    if not asked:
+    asked = [(metadata.get(kind) or {}).get(INJECT_LABEL) for kind in ("annotations", "labels")]
+    named = [_queue_name(str(text)) for text in asked if text]
+    if not named:
         return None
-    parts = re.split("[/_]", str(asked))
+    first, last = named[0], named[-1]
+    if last[1] != first[1] or last[0] not in ("", first[0] or namespace):
+        raise ValueError(
+            f'the label {INJECT_LABEL} says "{asked[1]}" and the annotation of that name "{asked[0]}"; remove one'
+        )
+    return first[0] or namespace, first[1]
+
+
+def _queue_name(asked: str) -> tuple[str, str]:
+    parts = re.split("[/_]", asked)
     if len(parts) > 2 or not all(parts):
         raise ValueError(f'{INJECT_LABEL}: "{asked}" is neither NAME nor NAMESPACE_NAME of a TransferQueue')
-    return (namespace, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    return ("", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def refused(pod: Mapping[str, Any], queue: Queue, namespace: str) -> str:
+    """Why ``queue`` cannot be injected into a pod of ``namespace``, with what to do; empty if it can."""
+    return refused_claim(pod, queue, namespace) or _taken_volume(pod) or _hidden_path(pod, queue, namespace)
+
+
+def _taken_volume(pod: Mapping[str, Any]) -> str:
+    """A volume of the pod's own that is called like one of ours; that of an earlier injection is ours."""
+    if INJECTED_ANNOTATION in ((pod.get("metadata") or {}).get("annotations") or {}):
+        return ""
+    names = {_CONFIG_VOLUME, _SHM_VOLUME, _TLS_VOLUME, _TOKEN_VOLUME}
+    taken = [str(volume["name"]) for volume in _listed(pod.get("spec"), "volumes") if volume.get("name") in names]
+    return (taken and f"spec.volumes: {taken[0]} is the name of a volume that is injected; rename yours") or ""
+
+
+def _hidden_path(pod: Mapping[str, Any], queue: Queue, namespace: str) -> str:
+    """A mount of the pod's own where ours is to be, unless the container names its queue itself."""
+    token = ((pod.get("metadata") or {}).get("annotations") or {}).get(TOKEN_ANNOTATION)
+    places = {path: name for name, (path, _) in _secrets(queue, namespace, token).items()}
+    for container in _chosen_containers(pod.get("spec") or {}, queue):
+        names = {entry.get("name") for entry in _listed(container, "env")}
+        own = bool(names & _NAMES_QUEUE) and _CONFIG_VOLUME not in {
+            mount.get("name") for mount in _listed(container, "volumeMounts")
+        }
+        for mount in _listed(container, "volumeMounts"):
+            path = str(mount.get("mountPath", "")).rstrip("/")
+            for place, volume in {**places, **({} if own else {CONFIG_DIRECTORY: _CONFIG_VOLUME})}.items():
+                if f"{path}/".startswith(f"{place}/") and mount.get("name") != volume:
+                    return (
+                        f"container {container.get('name')}: volume {mount.get('name')} is mounted at {path}, where "
+                        f"TransferQueue {queue.namespace}/{queue.name} injects its settings; mount it elsewhere, or "
+                        "name the container in spec.injection.excludeContainers of the queue"
+                    )
+    return ""
 
 
 def refused_claim(pod: Mapping[str, Any], queue: Queue, namespace: str) -> str:
@@ -130,6 +194,9 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
     metadata, spec = _ensure(result, "metadata", {}), _ensure(result, "spec", {})
     annotations = _ensure(metadata, "annotations", {})
     again = INJECTED_ANNOTATION in annotations
+    # Older operators wrote nothing down.
+    plain = {entry["name"]: mark(entry) for entry in _PLAIN} if again and ADDED_ANNOTATION not in annotations else {}
+    added = Added(annotations.get(ADDED_ANNOTATION) if again else None, plain)
     annotations[INJECTED_ANNOTATION] = f"{queue.namespace}/{queue.name}"
     secrets = _secrets(queue, namespace or queue.namespace, annotations.get(TOKEN_ANNOTATION))
     settings = attach_settings(queue, queue.running_tls, token=_TOKEN_VOLUME in secrets)
@@ -140,11 +207,16 @@ def inject(pod: Mapping[str, Any], queue: Queue, namespace: str | None = None) -
 
     # Names from envFrom cannot be seen here, and what is injected goes before them: such names are listed.
     kept = {name.strip() for name in str(annotations.get(KEEP_ENV_ANNOTATION, "")).split(",")}
-    mounted, claimed = False, _add_claim(spec, queue)
-    for container in _chosen_containers(spec, queue):
-        mounted |= _inject_container(container, queue, kept, secrets)
+    chosen = list(_chosen_containers(spec, queue))
+    for container in _containers(spec):
+        if not any(container is each for each in chosen):
+            _leave_container(container, added)
+    mounted, claimed = False, _add_claim(spec, queue, added)
+    for container in chosen:
+        mounted |= _inject_container(container, queue, kept, secrets, added)
         if claimed:
             _add(_ensure(_ensure(container, "resources", {}), "claims", []), {"name": CLAIM})
+    annotations[ADDED_ANNOTATION] = added.text()
     shm = {"medium": "Memory", "sizeLimit": str(queue.spec.injection.shared_memory)}
     wanted = [_config_volume(), *({"name": name, "secret": secret} for name, (_, secret) in secrets.items())]
     volumes = _ensure(spec, "volumes", [])
@@ -159,7 +231,10 @@ def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str,
     for parent, key in _CHANGED:
         if before.get(parent) is None:
             operations.append({"op": "add", "path": f"/{parent}", "value": after[parent]})
-        elif before[parent].get(key) != after[parent].get(key):
+        elif key not in after[parent]:
+            if key in before[parent]:
+                operations.append({"op": "remove", "path": f"/{parent}/{key}"})
+        elif before[parent].get(key) != after[parent][key]:
             operations.append({"op": "add", "path": f"/{parent}/{key}", "value": after[parent][key]})
     for key in ("initContainers", "containers"):
         pairs = zip(_listed(before.get("spec"), key), _listed(after.get("spec"), key), strict=True)
@@ -173,18 +248,27 @@ def _claim_called_so(spec: Mapping[str, Any]) -> Manifest | None:
     return next((entry for entry in _listed(spec, "resourceClaims") if entry.get("name") == CLAIM), None)
 
 
-def _add_claim(spec: Manifest, queue: Queue) -> bool:
+def _add_claim(spec: Manifest, queue: Queue, added: Added) -> bool:
     """Whether the pod has the queue's claim for its containers; a claim of its own is its own affair."""
     wanted = client_claim(queue)
+    template = wanted["resourceClaimTemplateName"] if wanted else ""
+    if added.claim and added.claim != template:
+        drop_claim(spec, _containers(spec), added.claim)
+        added.claim = ""
     if wanted is None:
         return False
     if (found := _claim_called_so(spec)) is None:
         templates = [entry.get("resourceClaimTemplateName") for entry in _listed(spec, "resourceClaims")]
-        if wanted["resourceClaimTemplateName"] in templates:
+        if template in templates:
             return False
         _ensure(spec, "resourceClaims", []).append(wanted)
+        added.claim = template
         return True
-    return bool(found.get("resourceClaimTemplateName") == wanted["resourceClaimTemplateName"])
+    return bool(found.get("resourceClaimTemplateName") == template)
+
+
+def _containers(spec: Mapping[str, Any]) -> list[Manifest]:
+    return [*_listed(spec, "initContainers"), *_listed(spec, "containers")]
 
 
 def _chosen_containers(spec: Mapping[str, Any], queue: Queue) -> Iterable[Manifest]:
@@ -209,13 +293,16 @@ def _secrets(queue: Queue, namespace: str, token: str | None) -> dict[str, tuple
 
 
 def _inject_container(
-    container: Manifest, queue: Queue, kept: set[str], secrets: Mapping[str, tuple[str, Manifest]]
+    container: Manifest, queue: Queue, kept: set[str], secrets: Mapping[str, tuple[str, Manifest]], added: Added
 ) -> bool:
     """Whether /dev/shm was mounted."""
-    own = {entry.get("name") for entry in container.get("env") or []} | kept
-    added = [entry for entry in _environment(queue, own) if entry["name"] not in own]
-    if added:  # in front, so that the container's own entries can refer to them as $(NAME)
-        container["env"] = [*added, *(container.get("env") or [])]
+    earlier = added.variables(container)
+    own = {entry.get("name") for entry in container.get("env") or []} - earlier | kept
+    wanted = [entry for entry in _environment(queue, own) if entry["name"] not in own]
+    found = [entry for entry in container.get("env") or [] if entry.get("name") in earlier]
+    if found != wanted:  # in front, so that the container's own entries can refer to them as $(NAME)
+        drop_variables(container, earlier)
+        container["env"] = [*wanted, *(container.get("env") or [])]
     mounts = _ensure(container, "volumeMounts", [])
     paths = {str(mount.get("mountPath", "")).rstrip("/"): mount for mount in mounts}
     if CONFIG_DIRECTORY not in paths:
@@ -225,21 +312,25 @@ def _inject_container(
             mounts.append({"name": volume, "mountPath": path, "readOnly": True})
     if "/dev/shm" not in paths:
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
-    rdma = queue.spec.rdma
-    if queue.transport == "rdma" and (rdma.resource_name or rdma.claim):
-        _give_rdma(container, rdma.resource_name)
+    added.note(container, wanted, *_give_rdma(container, queue, added))
     return "/dev/shm" not in paths or paths["/dev/shm"].get("name") == _SHM_VOLUME
 
 
+def _leave_container(container: Manifest, added: Added) -> None:
+    """Take out what an earlier injection added to a container that the queue leaves out."""
+    if not added.knows(container):
+        return
+    drop_variables(container, added.variables(container))
+    take_resource(container, added.resource(container), added.locks(container))
+    if mounts := container.get("volumeMounts"):
+        ours = {_CONFIG_VOLUME, _SHM_VOLUME, _TLS_VOLUME, _TOKEN_VOLUME}
+        container["volumeMounts"] = [mount for mount in mounts if mount.get("name") not in ours]
+    added.forget(container)
+
+
 def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
-    pod_ip = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}
-    entries: list[Manifest] = [
-        {"name": "LOCAL_IP", "valueFrom": pod_ip},
-        {"name": "MC_TCP_BIND_ADDRESS", "valueFrom": pod_ip},
-        {"name": "MC_STORE_MEMCPY", "value": "0"},
-        {"name": "TQ_LOGGING_LEVEL", "value": "WARNING"},
-    ]
-    if not own & {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}:  # a pod that names its queue itself means it
+    entries = [*_PLAIN]
+    if not own & _NAMES_QUEUE:  # a pod that names its queue itself means it
         entries.append({"name": "TQ_CONFIG_FILE", "value": f"{CONFIG_DIRECTORY}/{_CONFIG_FILE}"})
     if queue.transport == "rdma":
         entries.append({"name": "MC_ENABLE_DEST_DEVICE_AFFINITY", "value": "1"})
@@ -248,16 +339,28 @@ def _environment(queue: Queue, own: set[Any]) -> list[Manifest]:
     return [*entries, *(entry for entry in further if entry["name"] not in named)]
 
 
-def _give_rdma(container: Manifest, resource: str | None) -> None:
-    """``resource``: the extended resource; None where the device comes with the pod's claim."""
+def _give_rdma(container: Manifest, queue: Queue, added: Added) -> tuple[str, bool]:
+    """Give a container the devices of the queue; where they come with a claim, no resource. Returns the resource and
+    whether to lock memory, as far as they were added."""
+    rdma = queue.spec.rdma
+    wanted = queue.transport == "rdma" and bool(rdma.resource_name or rdma.claim)
+    resource = (wanted and rdma.resource_name) or ""
+    had, locks = added.resource(container), added.locks(container)
+    take_resource(container, had if had != resource else "", locks and not wanted)
+    gives = resource if had == resource else ""
+    if not wanted:
+        return "", False
     resources = _ensure(container, "resources", {})
     if resource and resource not in (resources.get("limits") or {}):
         _ensure(resources, "limits", {})[resource] = "1"
         _ensure(resources, "requests", {})[resource] = "1"
+        gives = resource
     capabilities = _ensure(_ensure(container, "securityContext", {}), "capabilities", {})
-    added = _ensure(capabilities, "add", [])
-    if "IPC_LOCK" not in added:  # registered memory is locked memory
-        added.append("IPC_LOCK")
+    names = _ensure(capabilities, "add", [])
+    if LOCK not in names:  # registered memory is locked memory
+        names.append(LOCK)
+        locks = True
+    return gives, locks
 
 
 def _config_volume() -> Manifest:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tq_operator.admission.injection import inject, malformed, refused_claim, wanted_queue
+from tq_operator.admission.injection import inject, malformed, refused, wanted_queue
 from tq_operator.plan.queue import Manifest, Queue
 
 __all__ = ["pod_templates", "preview"]
@@ -45,7 +45,7 @@ def preview(document: Manifest, queues: Mapping[tuple[str, str], Queue], namespa
             raise ValueError(f"TransferQueue {'/'.join(wanted)} is in none of the files; add it with -f")
         if not queue.admits(place):
             raise ValueError(f"TransferQueue {'/'.join(wanted)} does not admit pods of namespace {place}")
-        if problem := refused_claim(template, queue, place):
+        if problem := refused(template, queue, place):
             raise ValueError(problem)
         template.update(inject(template, queue, place))
     return result

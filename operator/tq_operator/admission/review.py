@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tq_operator.admission.injection import inject, malformed, patch, refused_claim, wanted_queue
+from tq_operator.admission.injection import inject, malformed, patch, refused, wanted_queue
 from tq_operator.api.binding import Binding
+from tq_operator.plan.names import QUEUE_LABEL
 from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.step import lossy_change
 from transfer_queue.config.quantity import Quantity
@@ -43,6 +44,8 @@ class Review:
     """The object; its structure is unchecked."""
     previous: Mapping[str, Any] | None = None
     """What an update replaces."""
+    deleted: bool = False
+    """The object is deleted."""
 
 
 def read_review(document: Any) -> Review:
@@ -50,15 +53,17 @@ def read_review(document: Any) -> Review:
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
         raise MalformedReviewError("not an AdmissionReview: request.uid is missing")
-    subject = request.get("object")
+    deleted = request.get("operation") == "DELETE"
+    subject = request.get("oldObject" if deleted else "object")
     if not isinstance(subject, Mapping):
         raise MalformedReviewError("not an AdmissionReview of an object: request.object is missing")
-    previous = request.get("oldObject")
+    previous = None if deleted else request.get("oldObject")
     return Review(
         request["uid"],
         str(request.get("namespace") or ""),
         subject,
         previous if isinstance(previous, Mapping) else None,
+        deleted,
     )
 
 
@@ -120,13 +125,16 @@ def mutate_pod(review: Review, queue: Queue) -> dict[str, Any]:
             f"add it to spec.access.namespaces of the queue",
             403,
         )
-    if problem := refused_claim(review.subject, queue, review.namespace):
+    if problem := refused(review.subject, queue, review.namespace):
         return deny(review, problem)
     return allow(review, patch(review.subject, inject(review.subject, queue, review.namespace)))
 
 
 def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, Any]:
-    """Refuse a TransferQueue with the text that the library has for it, and a change that would lose rows."""
+    """Refuse a TransferQueue with the text that the library has for it, and a change that would lose rows. Warn of the
+    deletion of one that is in use."""
+    if review.deleted:
+        return allow(review, warnings=_uses(review.subject))
     if review.previous is not None and review.previous.get("spec") == review.subject.get("spec"):
         return allow(review)  # a finalizer can be taken off whatever an older version accepted
     try:
@@ -143,6 +151,20 @@ def validate_queue(review: Review, default_tls: TlsMode = "off") -> dict[str, An
     used = _at(review.previous, "status", "storage", "used")
     problem = lossy_change(before, after, used not in (None, "0"), _bytes(used))
     return deny(review, problem) if problem else allow(review, warnings=warnings)
+
+
+def _uses(document: Mapping[str, Any]) -> list[str]:
+    """Who uses a queue, and what it holds."""
+    name, pods = _at(document, "metadata", "name"), _at(document, "status", "injected")
+    used = _at(document, "status", "storage", "used")
+    found = []
+    if isinstance(pods, int) and pods > 0:
+        listed = "1 pod uses it and loses" if pods == 1 else f"{pods} pods use it and lose"
+        chosen = f"kubectl get pods -A -l {QUEUE_LABEL}={name}"
+        found.append(f"TransferQueue {name} is deleted while {listed} its queue: {chosen}"[:256])
+    if used not in (None, "0"):
+        found.append(f"TransferQueue {name} is deleted with {used} of rows, which are lost")
+    return found
 
 
 def _bytes(used: Any) -> int | None:

@@ -50,7 +50,7 @@ def environment(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def applied(before: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
-    """``before`` with a JSON patch of add and replace, as the apiserver does it (RFC 6902)."""
+    """``before`` with a JSON patch, as the apiserver does it (RFC 6902)."""
     result = copy.deepcopy(before)
     for operation in operations:
         *parents, last = operation["path"].strip("/").split("/")
@@ -60,6 +60,8 @@ def applied(before: dict[str, Any], operations: list[dict[str, Any]]) -> dict[st
         if isinstance(inner, list):
             assert operation["op"] == "replace"
             inner[int(last)] = operation["value"]
+        elif operation["op"] == "remove":
+            del inner[last]
         else:
             inner[last] = operation["value"]
     return result
@@ -282,11 +284,94 @@ def test_a_pod_made_again_from_an_injected_one_gets_the_queue_that_it_asks_for_n
     assert secrets(inject(inject(pod(), after), TLS)) == secrets(inject(pod(), TLS))
 
 
+@pytest.mark.parametrize("first", [TCP, RDMA, TLS, CLAIM, CLAIM_GPU])
+@pytest.mark.parametrize("then", [TCP, RDMA, CLAIM_GPU])
+def test_nothing_of_an_earlier_injection_is_left(first: Any, then: Any) -> None:
+    before = pod({"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"})
+    once = inject(before, first)
+    again = inject(once, then)
+    assert again == inject(before, then)
+    assert applied(once, patch(once, again)) == again
+
+
+def test_variables_of_an_earlier_queue_go_and_what_was_changed_since_stays() -> None:
+    first = queue("{backend: {simple: {}}, injection: {env: {A: '1', B: '1', C: '1'}}}")
+    then = queue("{backend: {simple: {}}, injection: {env: {B: '2', D: '2'}}}")
+    once = inject(pod({"name": "t"}), first)
+    entry = next(entry for entry in once["spec"]["containers"][0]["env"] if entry["name"] == "C")
+    entry["value"] = "own"
+    found = environment(inject(once, then)["spec"]["containers"][0])
+    assert {name: found.get(name) for name in "ABCD"} == {"A": None, "B": "2", "C": "own", "D": "2"}
+
+
+def test_a_container_that_the_queue_leaves_out_now_is_as_it_was() -> None:
+    then = queue("{backend: {simple: {}}, injection: {excludeContainers: [b]}}")
+    made = inject(inject(pod({"name": "a"}, {"name": "b"}), RDMA), then)
+    assert {name: value for name, value in made["spec"]["containers"][1].items() if value} == {"name": "b"}
+
+
+def test_variables_of_an_operator_that_wrote_nothing_down_are_known() -> None:
+    once = inject(pod(), RDMA)
+    del once["metadata"]["annotations"]["transferqueue.io/added"]
+    again = inject(once, RDMA)
+    assert again["spec"] == once["spec"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            pod(volumes=[{"name": "transferqueue-tls", "emptyDir": {}}]),
+            "transferqueue-tls is the name of a volume that",
+        ),
+        (
+            pod({"name": "t", "volumeMounts": [{"name": "mine", "mountPath": "/etc/transferqueue/"}]}),
+            "container t: volume mine is mounted at /etc/transferqueue, where TransferQueue rl/quickstart injects its",
+        ),
+        (
+            pod({"name": "t", "volumeMounts": [{"name": "mine", "mountPath": "/etc/transferqueue-tls/ca"}]}),
+            "container t: volume mine is mounted at /etc/transferqueue-tls/ca",
+        ),
+    ],
+)
+def test_names_and_places_that_are_ours_are_refused_by_name(given: dict[str, Any], words: str) -> None:
+    response = mutate_pod(review(given), TLS)["response"]
+    assert response["allowed"] is False
+    assert words in response["status"]["message"]
+
+
+def test_settings_of_a_pod_that_names_its_queue_itself_may_lie_where_ours_do() -> None:
+    mounts = [{"name": "mine", "mountPath": "/etc/transferqueue"}]
+    own = pod({"name": "t", "env": [{"name": "TQ_CONFIG_FILE", "value": "own"}], "volumeMounts": mounts})
+    assert mutate_pod(review(own), TCP)["response"]["allowed"] is True
+    assert mutate_pod(review(inject(pod(), TLS)), TLS)["response"]["allowed"] is True
+
+
+def test_label_and_annotation_that_name_different_queues_are_refused() -> None:
+    key = "transferqueue.io/inject"
+    for label, annotation in (("a", "b"), ("rl_a", "jobs/a")):
+        with pytest.raises(ValueError, match=f'says "{label}" and the annotation of that name "{annotation}"'):
+            wanted_queue({"metadata": {"labels": {key: label}, "annotations": {key: annotation}}}, "jobs")
+
+
+def test_the_deletion_of_a_queue_in_use_is_warned_of() -> None:
+    status = {"injected": 2, "storage": {"used": "3Gi"}}
+    request = {"uid": "1", "namespace": "rl", "operation": "DELETE", "object": None}
+    used = {**request, "oldObject": {**document("{backend: {simple: {}}}"), "status": status}}
+    response = validate_queue(read_review({"request": used}))["response"]
+    assert response["allowed"] is True
+    pods, rows = response["warnings"]
+    assert "2 pods use it" in pods
+    assert "3Gi of rows" in rows
+    idle = {**request, "oldObject": document("{backend: {simple: {}}}")}
+    assert "warnings" not in validate_queue(read_review({"request": idle}))["response"]
+
+
 def test_another_webhook_in_between_costs_nothing_but_its_own_container() -> None:
     once = inject(pod(), TCP)
     once["spec"]["containers"].append({"name": "added", "image": "a:1"})
     operations = patch(once, inject(once, TCP))
-    assert [operation["path"] for operation in operations] == ["/spec/containers/1"]
+    assert [operation["path"] for operation in operations] == ["/metadata/annotations", "/spec/containers/1"]
 
 
 @pytest.mark.parametrize(
