@@ -50,6 +50,8 @@ FIXES: Mapping[str, str] = {
     "ContainerNotCreated": "the message says what the container lacks, such as a Secret or a ConfigMap",
     "EtcdUnreachable": "start etcd, or correct highAvailability.etcd.endpoints",
     "NoLeader": "wait about 10 s; if it lasts, kubectl tq logs --part mooncake-masters shows why",
+    "NoEndpoints": "take out what was added to spec.selector of the Service, and its annotation "
+    "transferqueue.io/ignore-drift",
     "SecretUnusable": "mend the Secret as the message says, or change spec.security",
     "CertificateNotMade": "mend the Secret that the message names; the operator makes a deleted one anew",
     "Held": "wait until the queue is empty, or see docs/operator.md, Changes that would lose rows",

@@ -1,8 +1,8 @@
 """Does an object of the apiserver already say what we want? If so, nothing is written.
 
-The apiserver fills in defaults, other managers add fields and list entries, and quantities come back in another form;
-none of these is a difference. A field or entry that we once set and no longer want is seen by the hash of the manifest
-that an applied object carries.
+The apiserver fills in defaults, other managers add fields and list entries (``drift`` looks at those), and quantities
+come back in another form; none of these is a difference. A field or entry that we once set and no longer want is seen
+by the hash of the manifest that an applied object carries.
 """
 
 from __future__ import annotations
@@ -18,25 +18,15 @@ from transfer_queue.config.defaults import GROUP
 
 __all__ = [
     "APPLIED_ANNOTATION",
-    "IGNORE_DRIFT_ANNOTATION",
     "amount",
+    "contains",
     "differs",
-    "foreign_fields",
     "foreign_owner",
+    "owned_by",
     "stamped",
 ]
 
 APPLIED_ANNOTATION = f"{GROUP}/applied"
-IGNORE_DRIFT_ANNOTATION = f"{GROUP}/ignore-drift"
-"""On a child: paths such as ``spec.selector``, comma-separated, where others may add what they want."""
-_WHOLE: Final = {
-    "ConfigMap": ("data",),
-    "PodDisruptionBudget": ("spec.selector.matchLabels",),
-    "Service": ("spec.selector", "spec.ports"),
-}
-"""Fields whose keys and entries are all ours: one that another manager adds changes what the object does, and
-server-side apply never takes it back."""
-
 # Fields by which entries of a list are found again. Several may have the same, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
 _QUANTITIES: Final = ("requests", "limits", "sizeLimit")
@@ -59,40 +49,7 @@ def stamped(manifest: Manifest) -> Manifest:
 
 def differs(wanted: Manifest, observed: Manifest | None) -> bool:
     """Whether ``wanted`` (stamped) has to be applied."""
-    return observed is None or not _contains(observed, wanted) or bool(foreign_fields(wanted, observed))
-
-
-def foreign_fields(wanted: Manifest, observed: Manifest | None) -> dict[str, Any]:
-    """Path -> wanted value of the fields to which others added something, or of whose entries they changed the key.
-
-    Paths are JSON pointers. None of what the annotation ``transferqueue.io/ignore-drift`` of the object names, and none
-    of an object to which another manifest was applied: what differs there is our own change.
-    """
-    if observed is None:
-        return {}
-    annotations = observed["metadata"].get("annotations") or {}
-    if annotations.get(APPLIED_ANNOTATION) != (wanted["metadata"].get("annotations") or {}).get(APPLIED_ANNOTATION):
-        return {}
-    ignored = {path.strip() for path in str(annotations.get(IGNORE_DRIFT_ANNOTATION, "")).split(",")}
-    found = {}
-    for path in _WHOLE.get(wanted["kind"], ()):
-        ours, theirs = _at(wanted, path), _at(observed, path)
-        if path not in ignored and ours is not None and _identities(theirs) - _identities(ours):
-            found["/" + path.replace(".", "/")] = ours
-    return found
-
-
-def _at(manifest: Any, path: str) -> Any:
-    for name in path.split("."):
-        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
-    return manifest
-
-
-def _identities(value: Any) -> set[Any]:
-    """Keys of a mapping; what server-side apply knows ports by."""
-    if isinstance(value, Mapping):
-        return set(value)
-    return {(entry.get("port"), entry.get("protocol", "TCP")) for entry in value or []}
+    return observed is None or not contains(observed, wanted)
 
 
 def owned_by(observed: Manifest, uid: str) -> bool:
@@ -113,12 +70,13 @@ def foreign_owner(observed: Manifest | None, uid: str) -> bool:
     return bool(metadata.get("ownerReferences")) or not ours
 
 
-def _contains(observed: Any, wanted: Any, field: str = "") -> bool:
+def contains(observed: Any, wanted: Any, field: str = "") -> bool:
+    """Whether ``observed`` says all that ``wanted`` says."""
     if isinstance(wanted, Mapping):
         if not isinstance(observed, Mapping):
             return not wanted and observed is None  # the apiserver drops some empty objects
         inner = field if field in _QUANTITIES else ""
-        return all(_contains(observed.get(key), value, inner or key) for key, value in wanted.items())
+        return all(contains(observed.get(key), value, inner or key) for key, value in wanted.items())
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return _contains_entries(observed or [], wanted)
     if field in _QUANTITIES and isinstance(observed, str):
@@ -132,7 +90,7 @@ def _contains_entries(observed: Sequence[Any], wanted: Sequence[Any]) -> bool:
         found = list(observed[position : position + 1])
         if key is not None:
             found = [other for other in observed if other.get(key) == entry[key]]
-        if not any(_contains(other, entry) for other in found):
+        if not any(contains(other, entry) for other in found):
             return False
     return True if wanted and isinstance(wanted[0], Mapping) else len(observed) == len(wanted)
 

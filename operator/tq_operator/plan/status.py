@@ -67,8 +67,10 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         problem = Problem(decided.reason, decided.message)
     unled = master_problem(queue, seen)
     problem = problem or unled
+    # With a conflict, the pods that are ready may be those of somebody else.
     conflict = next((found for found in seen.problems if found.reason == "NameConflict"), None)
-    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled, conflict)
+    astray = conflict or _unreachable(queue, seen, parts)
+    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled, astray)
     if queue.high_availability and seen.masters:
         words = f"{seen.masters.leader} leads; the others follow it."
         serving = ("False", unled.reason, unled.message) if unled else ("True", "Leader", words)
@@ -161,6 +163,21 @@ def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
     return PartStatus(replicas=replicas, ready=ready, summary=f"{ready}/{replicas}")
 
 
+def _unreachable(queue: Queue, seen: Observation, parts: Mapping[str, PartStatus]) -> Problem | None:
+    """Why clients do not reach pods that are ready: their Service is missing or selects others."""
+    for part in (name for name, status in parts.items() if status.ready):
+        name = queue.child(part)
+        workload = seen.children.get(("Deployment", name)) or seen.children.get(("StatefulSet", name)) or {}
+        labels = workload.get("spec", {}).get("template", {}).get("metadata", {}).get("labels", {})
+        service = seen.children.get(("Service", name))
+        if service is None:
+            return Problem("NoEndpoints", f"Service {name} does not exist, so clients do not find the pods of {part}.")
+        if not service["spec"].get("selector", {}).items() <= labels.items():
+            words = f"Service {name} selects no pod of {part}; remove what was added to its spec.selector."
+            return Problem("NoEndpoints", words)
+    return None
+
+
 def _leaving(queue: Queue, seen: Observation) -> list[str]:
     """Storage pods that move their rows to the others, and then stop."""
     if not drains(queue):
@@ -190,7 +207,7 @@ def _conditions(
     held: str,
     leaving: Sequence[str],
     unled: Problem | None,
-    conflict: Problem | None,
+    astray: Problem | None,
 ) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
     if unled:
@@ -202,8 +219,8 @@ def _conditions(
     elif none := [name for name, part in parts.items() if part.summary and not part.replicas]:
         words = f"There is no {' and no '.join(none)}: spec.{none[0]}.replicas is 0, so nothing can be put."
         ready = ("Ready", "False", "NoReplicas", words)
-    elif conflict:  # the pods that are ready may be those of somebody else
-        ready = ("Ready", "False", conflict.reason, conflict.message)
+    elif astray:
+        ready = ("Ready", "False", astray.reason, astray.message)
     else:
         ready = ("Ready", "True", "AllReady", "All parts are ready.")
     if held:

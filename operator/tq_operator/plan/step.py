@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import amount, differs, foreign_owner, owned_by, stamped
+from tq_operator.plan.difference import amount, contains, differs, foreign_owner, owned_by, stamped
+from tq_operator.plan.drift import drift
 from tq_operator.plan.masters import same_group
 from tq_operator.plan.names import digest, is_controller
 from tq_operator.plan.pods import ready_pods
@@ -21,7 +22,7 @@ from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import Images, Manifest, Queue
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["ALLOW_LOSS", "PAUSE", "Children", "Step", "lossy_change", "next_step", "wanted_children"]
+__all__ = ["ALLOW_LOSS", "PAUSE", "WORKLOADS", "Children", "Step", "lossy_change", "next_step", "wanted_children"]
 
 ALLOW_LOSS = f"{GROUP}/allow-data-loss"
 """On a queue, "true": changes that lose rows are made."""
@@ -29,7 +30,8 @@ PAUSE = f"{GROUP}/pause"
 """On a queue, "true": nothing is written but the status."""
 _TEMPLATE = f"{GROUP}/template"
 """On Deployments and StatefulSets: hash of the pod template; another one restarts the pods."""
-_WORKLOADS = ("Deployment", "StatefulSet")
+WORKLOADS = ("Deployment", "StatefulSet")
+"""Kinds of children whose pods hold rows."""
 _FEWER = "removes the storage units"
 _FILL = 0.9
 """Of the storage that stays: how full moved rows may make it."""
@@ -72,7 +74,7 @@ def next_step(
         if foreign_owner(observed, queue.uid):
             words = f"{key[0]} {key[1]} exists and belongs to something else; delete it or rename the queue"
             problems.append(Problem("NameConflict", words))
-        elif differs(child, observed):
+        elif differs(child, observed) or drift(child, observed):
             apply.append(child)
     surplus = [
         child
@@ -83,7 +85,7 @@ def next_step(
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
         apply, waits = _one_at_a_time(apply, children)
     lossy = [_why(child, children.get(_key(child)), queue, used, drained) for child in apply]
-    lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in _WORKLOADS]
+    lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in WORKLOADS]
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
@@ -104,16 +106,25 @@ def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None
     old = {_key(child): child for child in wanted_children(before, images)}
     new = {_key(child): child for child in wanted_children(after, images)}
     lossy = [_why(child, old.get(key), after, used) for key, child in new.items()]
-    lossy += [f"removes {name}" for kind, name in old if kind in _WORKLOADS and (kind, name) not in new]
+    lossy += [f"removes {name}" for kind, name in old if kind in WORKLOADS and (kind, name) not in new]
     return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
 
 
 def _restarts(child: Manifest, observed: Manifest | None) -> bool:
-    """Whether applying ``child`` ends the pods that there are."""
-    if observed is None or child["kind"] not in _WORKLOADS:
+    """Whether applying ``child`` ends the pods that there are.
+
+    What others change in a template is taken back at once, as long as pods of the old template run; once all pods are
+    of the changed one, that ends them.
+    """
+    if observed is None or child["kind"] not in WORKLOADS:
         return False
     mark = observed["metadata"].get("annotations", {}).get(_TEMPLATE)
-    return bool(mark is not None and mark != child["metadata"]["annotations"][_TEMPLATE])
+    if mark is not None and mark != child["metadata"]["annotations"][_TEMPLATE]:
+        return True
+    changed = not contains(_pod(observed), _pod(child)) or any(
+        path.startswith("spec.template.") for path in drift(child, observed)
+    )
+    return changed and _is_settled(observed)
 
 
 def _one_at_a_time(apply: Sequence[Manifest], children: Children) -> tuple[list[Manifest], str]:
@@ -158,7 +169,7 @@ def _why(
     child: Manifest, observed: Manifest | None, queue: Queue, used: int | None, drained: Collection[str] = ()
 ) -> str:
     """What applying ``child`` loses; empty if nothing."""
-    if observed is None or child["kind"] not in _WORKLOADS:
+    if observed is None or child["kind"] not in WORKLOADS:
         return ""
     name, wanted, running = child["metadata"]["name"], child["spec"]["replicas"], observed["spec"].get("replicas", 1)
     storage = name == queue.child("storage")
@@ -225,7 +236,7 @@ def _advice(name: str, lossy: Sequence[str]) -> str:
 
 
 def _marked(child: Manifest) -> Manifest:
-    if child["kind"] not in _WORKLOADS:
+    if child["kind"] not in WORKLOADS:
         return child
     metadata = child["metadata"]
     mark = digest(json.dumps(child["spec"]["template"], sort_keys=True), 16)

@@ -16,11 +16,12 @@ from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.api.node import NODE_KIND, NODE_PLURAL
 from tq_operator.plan.difference import amount
+from tq_operator.plan.drift import repair
 from tq_operator.plan.names import INJECT_LABEL, MANAGED_BY, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 
-__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError", "ForbiddenError"]
+__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError", "ForbiddenError", "ImmutableError"]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -42,6 +43,8 @@ _KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
 }
+_IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
+"""How the apiserver says that a field cannot change."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _PAGE = 100
 """Objects of a list that are read at once: admission waits while one is decoded."""
@@ -50,6 +53,10 @@ _TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between bytes
 
 class ClusterError(Exception):
     """The apiserver refused a call or did not answer; the text is its own message."""
+
+
+class ImmutableError(ClusterError):
+    """The object has a field of another value that cannot change while the object exists."""
 
 
 class ForbiddenError(ClusterError):
@@ -116,12 +123,14 @@ class Cluster:
         """Server-side apply; fields that others set by hand are taken back."""
         return self._apply(_path(manifest), manifest)
 
-    def replace_fields(self, manifest: Manifest, fields: Mapping[str, Any]) -> None:
-        """Give fields of an object these values whole, whoever set what is there. ``fields`` by JSON pointer."""
-        operations = [{"op": "replace", "path": path, "value": value} for path, value in fields.items()]
+    def repair(self, manifest: Manifest) -> None:
+        """Take out of an object what others added to it."""
+        live = self.child(manifest)
+        if live is None:
+            return
         query = [("fieldManager", MANAGER)]
         try:
-            self.call("PATCH", _path(manifest), operations, query, "application/json-patch+json")
+            self.call("PATCH", _path(manifest), repair(manifest, live), query, "application/json-patch+json")
         except (NotFoundError, ConflictError) as error:
             raise ClusterError(_words(error)) from None
 
@@ -276,8 +285,11 @@ class Cluster:
         except (NotFoundError, ConflictError):
             raise
         except DynamicApiError as error:
+            words = _words(error)
             kind = ForbiddenError if error.status == 403 else ClusterError
-            raise kind(_words(error)) from None
+            if error.status == 422 and any(text in words for text in _IMMUTABLE):
+                kind = ImmutableError
+            raise kind(words) from None
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the apiserver does not answer: {error}") from None
         found: bytes = answer.data

@@ -12,22 +12,23 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from kubernetes.dynamic.exceptions import NotFoundError
 
-from tq_operator.plan.difference import IGNORE_DRIFT_ANNOTATION, foreign_fields, foreign_owner
-from tq_operator.plan.names import INJECTED_ANNOTATION, QUEUE_ANNOTATION
+from tq_operator.plan.difference import foreign_owner, owned_by
+from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, foreign_entries
+from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
 from tq_operator.plan.rdma import Transport, choose_transport
 from tq_operator.plan.status import Observation, known_use, master_problem, queue_status, refused_status
-from tq_operator.plan.step import Children, Step, next_step, wanted_children
+from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
-from tq_operator.runtime.cluster import Cluster, ClusterError
+from tq_operator.runtime.cluster import Cluster, ClusterError, ImmutableError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
@@ -245,7 +246,7 @@ class Reconciler:
         if step.held:
             queue = replace(queue, tls=queue.running_tls)
         told = self._certificates.look_after(queue, seen.users, datetime.now(timezone.utc))
-        children, refused = self._write(document, queue, step, dict(seen.children))
+        children, refused = self._write(document, queue, step, seen.children, holds_rows)
         problems = [*step.problems, *told, *refused]
         seen = replace(seen, children=children, problems=problems, held=step.held)
         self._report(document, previous, queue_status(queue, seen, previous, _now()))
@@ -295,18 +296,14 @@ class Reconciler:
         return (self._cluster.offered(rdma.resource_name) if rdma.resource_name else None), ""
 
     def _write(
-        self, document: Manifest, queue: Queue, step: Step, children: Children
+        self, document: Manifest, queue: Queue, step: Step, children: Children, holds_rows: bool
     ) -> tuple[Children, list[Problem]]:
         """Write what the step says. Gives the children as they are then, and what went wrong."""
         found, problems = dict(children), []
         for manifest in step.apply:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             try:
-                self._check_leading()
-                if fields := foreign_fields(manifest, found.get((kind, name))):
-                    self._cluster.replace_fields(manifest, fields)
-                    self._tell_of_repair(document, f"{kind} {name}", fields)
-                applied = found[kind, name] = self._cluster.apply(manifest)
+                applied = found[kind, name] = self._put(document, manifest, found.get((kind, name)), holds_rows)
                 self.watched.put(kind, applied)
                 self.metrics.writes.labels(kind).inc()
                 logger.info("applied %s %s/%s", kind, queue.namespace, name)
@@ -330,13 +327,37 @@ class Reconciler:
                     problems.append(refusal(f"events of {kind} {name}", str(error)))
         return found, problems
 
-    def _tell_of_repair(self, document: Manifest, what: str, fields: Iterable[str]) -> None:
-        paths = ", ".join(path.strip("/").replace("/", ".") for path in fields)
-        words = (
-            f"{what}: {paths} was changed by something else and is as the queue wants it again. Annotate it with "
-            f"{IGNORE_DRIFT_ANNOTATION}={paths} to allow such changes"
-        )
-        news = {"type": f"Drift {what} {paths}", "status": "True", "reason": "DriftRepaired", "message": words}
+    def _put(self, document: Manifest, manifest: Manifest, before: Manifest | None, holds_rows: bool) -> Manifest:
+        """Apply a child over what there was of it. Gives it as it is then; raises ClusterError."""
+        what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        self._check_leading()
+        try:
+            if paths := drift(manifest, before):
+                self._cluster.repair(manifest)
+            applied = self._cluster.apply(manifest)
+        except ImmutableError:
+            if before is None or (manifest["kind"] in WORKLOADS and holds_rows):
+                raise
+            self._cluster.delete(before)
+            applied = self._cluster.apply(manifest)
+            words = f"{what} was deleted and made again: it had another value in a field that cannot change."
+            self._tell_of(document, "Recreated", what, words)
+            return applied
+        # A repair makes the operator own what it sets back, apart from apply. The next look ends that in silence.
+        if paths and any(entry.get("manager") != MANAGER for entry in foreign_entries(before or {"metadata": {}})):
+            listed = ", ".join(paths)
+            words = (
+                f"{what}: took back {listed}, which something else had set. To allow it, annotate the "
+                f"{manifest['kind']} with {IGNORE_DRIFT_ANNOTATION}={','.join(paths)}"
+            )
+            self._tell_of(document, "DriftRepaired", f"{what} {listed}", words)
+        if before is not None and not owned_by(before, document["metadata"]["uid"]):
+            self._tell_of(document, "Adopted", what, f"{what} had lost its owner, and belongs to the queue again.")
+        return applied
+
+    def _tell_of(self, document: Manifest, reason: str, what: str, words: str) -> None:
+        """An event of a repair, which no condition tells of."""
+        news = {"type": f"{reason} {what}", "status": "True", "reason": reason, "message": words}
         logger.warning("queue %s: %s", document["metadata"]["name"], words)
         try:
             self._cluster.create_event(event(document, {**news, "lastTransitionTime": _now()}, self._identity))

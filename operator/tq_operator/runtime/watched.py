@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tq_operator.plan.drift import foreign_entries
 from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGED_BY, MANAGER, QUEUE_ANNOTATION, QUEUE_LABEL, label_value
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED, Cluster
@@ -181,6 +182,8 @@ def _needed(kind: str, item: Manifest) -> Manifest:
     metadata = item["metadata"]
     if kind != POD:
         rest = {name: value for name, value in metadata.items() if name not in ("managedFields", "resourceVersion")}
+        if others := foreign_entries(item):
+            rest["managedFields"] = others
         return {**item, "metadata": rest}
     annotations = metadata.get("annotations", {})
     names = ["name", "namespace", "uid", "labels", "deletionTimestamp"]

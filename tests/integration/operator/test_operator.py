@@ -218,7 +218,7 @@ def test_the_apiserver_refuses_with_the_words_of_the_library(plane: ControlPlane
     path, _, words = message.partition(": ")
     # In between, the apiserver says "Invalid value" and the value in a form of its own.
     words = re.sub(r'^(?:"[^"]*"|-?[0-9]+|true|false) (?=must|is out)', "", words)
-    words = words.removeprefix('Invalid value: "2Q": ').split("; quote it")[0]
+    words = re.sub(r'^Invalid value: "[^"]*": ', "", words).split("; quote it")[0]
     words = words.removesuffix("eger") if given_boolean(spec) else words  # it says int64 then
     assert path in done.stderr
     assert words in done.stderr
@@ -538,6 +538,18 @@ def test_a_horizontal_pod_autoscaler_scales_the_storage(operator: Operator, queu
     plane.kubectl("delete", "hpa", queue)
 
 
+def patch(plane: ControlPlane, kind: str, name: str, *operations: str) -> None:
+    """JSON patch operations as ``op path value`` in JSON."""
+    listed = [dict(zip(("op", "path", "value"), json.loads(each), strict=False)) for each in operations]
+    done = plane.kubectl("patch", kind, name, "--type=json", "-p", json.dumps(listed))
+    assert done.returncode == 0, done.stderr
+
+
+def told(plane: ControlPlane, reason: str) -> list[str]:
+    events = json.loads(plane.kubectl("get", "events.events.k8s.io", "-o", "json").stdout)["items"]
+    return [event["note"] for event in events if event["reason"] == reason]
+
+
 def test_what_others_change_in_a_service_is_taken_back_with_an_event(operator: Operator, queue: str) -> None:
     plane, name = operator.plane, f"{queue}-controller"
     wait_until(lambda: plane.get("service", name) is not None, "the Service is there")
@@ -548,14 +560,56 @@ def test_what_others_change_in_a_service_is_taken_back_with_an_event(operator: O
 
     before = spec()
     plane.kubectl("patch", "service", name, "--type=merge", "-p", '{"spec":{"selector":{"evil":"yes"}}}')
-    wait_until(lambda: spec()["selector"] == before["selector"], "the selector is as before")
-    changed = '[{"op":"replace","path":"/spec/ports/0/port","value":1234}]'
-    plane.kubectl("patch", "service", name, "--type=json", "-p", changed)
-    wait_until(lambda: spec()["ports"] == before["ports"], "the ports are as before")
-    orphaned = '[{"op":"remove","path":"/metadata/ownerReferences"}]'
-    plane.kubectl("patch", "service", name, "--type=json", "-p", orphaned)
+    wait_until(lambda: spec() == before, "the selector is as before")
+    patch(plane, "service", name, '["replace", "/spec/ports/0/port", 1234]', '["add", "/spec/type", "NodePort"]')
+    wait_until(lambda: spec() == before, "ports and type are as before")
+    patch(plane, "service", name, '["remove", "/metadata/ownerReferences"]')
     wait_until(lambda: (plane.get("service", name) or {})["metadata"].get("ownerReferences"), "it is owned again")
-    events = plane.kubectl("get", "events.events.k8s.io", "-o", "json")
-    found = [event["note"] for event in json.loads(events.stdout)["items"] if event["reason"] == "DriftRepaired"]
-    assert any(f"Service {name}: spec.selector" in note for note in found), found
-    assert any(f"Service {name}: spec.ports" in note for note in found), found
+    found = told(plane, "DriftRepaired")
+    assert any(f"Service {name}: took back spec.selector" in note for note in found), found
+    assert any(f"Service {name}: took back " in note and "spec.ports.1234/TCP" in note for note in found), found
+    assert len(found) == len(set(found)), "each repair is told once"
+    assert any(f"Service {name}" in note for note in told(plane, "Adopted"))
+    assert condition(plane, queue, "Degraded")["status"] == "False"
+
+
+def test_a_change_by_hand_and_one_of_the_spec_at_once_end_with_what_the_queue_wants(
+    operator: Operator, queue: str
+) -> None:
+    plane, name = operator.plane, f"{queue}-controller"
+    wait_until(lambda: plane.get("service", name) is not None, "the Service is there")
+    plane.kubectl("annotate", "transferqueue", queue, "transferqueue.io/pause=true")
+    wait_until(lambda: condition(plane, queue, "Progressing").get("reason") == "Held", "nothing is written")
+    patch(plane, "service", name, '["replace", "/spec/ports/0/port", 1234]')
+    plane.kubectl("patch", "transferqueue", queue, "--type=merge", "-p", '{"spec":{"controller":{"port":50111}}}')
+    plane.kubectl("annotate", "transferqueue", queue, "transferqueue.io/pause-")
+
+    def ports() -> set[int]:
+        return {port["port"] for port in (plane.get("service", name) or {})["spec"]["ports"]}
+
+    wait_until(lambda: 50111 in ports() and 1234 not in ports(), "the port is that of the spec")
+    wait_until(lambda: condition(plane, queue, "Degraded").get("status") == "False", "nothing is refused")
+
+
+def test_what_others_add_to_pod_templates_is_taken_back(operator: Operator, queue: str) -> None:
+    plane, name = operator.plane, f"{queue}-storage"
+    wait_until(lambda: plane.get("statefulset", name) is not None, "the StatefulSet is there")
+
+    def spec() -> dict[str, Any]:
+        found: dict[str, Any] = (plane.get("statefulset", name) or {})["spec"]
+        return found
+
+    before, container = spec(), "/spec/template/spec/containers/0"
+    patch(
+        plane,
+        "statefulset",
+        name,
+        '["add", "/spec/template/spec/hostNetwork", true]',
+        f'["add", "{container}/env/0", {{"name": "EVIL", "value": "1"}}]',
+        f'["replace", "{container}/name", "other"]',
+        '["add", "/spec/minReadySeconds", 100]',
+    )
+    wait_until(lambda: spec() == before, "all of it is as before")
+    patch(plane, "configmap", f"{queue}-config", '["add", "/immutable", true]')
+    wait_until(lambda: "immutable" not in (plane.get("configmap", f"{queue}-config") or {"immutable": 1}), "made again")
+    assert any(f"ConfigMap {queue}-config" in note for note in told(plane, "Recreated"))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import IGNORE_DRIFT_ANNOTATION, amount, differs, foreign_fields, foreign_owner, stamped
+from tq_operator.plan.difference import amount, differs, foreign_owner, stamped
 
 
 @pytest.fixture
@@ -111,24 +111,3 @@ def test_an_orphan_of_ours_is_taken_back(wanted: dict[str, Any]) -> None:
     assert not foreign_owner(orphan, "11111111-2222")
     del orphan["metadata"]["annotations"]["transferqueue.io/applied"]
     assert foreign_owner(orphan, "11111111-2222")
-
-
-@pytest.mark.parametrize(
-    ("path", "change"),
-    [
-        ("/spec/selector", lambda spec: spec["selector"].update(evil="yes")),
-        ("/spec/ports", lambda spec: spec["ports"][0].update(port=1234)),
-        ("/spec/ports", lambda spec: spec["ports"].append({"name": "more", "port": 9, "protocol": "TCP"})),
-    ],
-)
-def test_what_others_add_to_a_service_is_taken_back_unless_it_is_allowed(path: str, change: Any) -> None:
-    children = desired_children(queue("{backend: {simple: {}}}"), IMAGES)
-    service = stamped(next(child for child in children if child["kind"] == "Service"))
-    observed = copy.deepcopy(service)
-    assert foreign_fields(service, observed) == {}
-    change(observed["spec"])
-    field = path.rpartition("/")[2]
-    assert foreign_fields(service, observed) == {path: service["spec"][field]}
-    assert differs(service, observed)
-    observed["metadata"]["annotations"][IGNORE_DRIFT_ANNOTATION] = f"spec.{field}"
-    assert foreign_fields(service, observed) == {}

@@ -16,8 +16,17 @@ NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 
 
 def child(kind: str, name: str, ready: int, **status: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """A workload and its Service."""
     counts = {"observedGeneration": 1, "readyReplicas": ready, "updatedReplicas": ready}
-    return {(kind, name): {"kind": kind, "metadata": {"name": name, "generation": 1}, "status": {**counts, **status}}}
+    labels = {"part": name}
+    service = {"kind": "Service", "metadata": {"name": name}, "spec": {"selector": labels}}
+    workload = {
+        "kind": kind,
+        "metadata": {"name": name, "generation": 1},
+        "spec": {"template": {"metadata": {"labels": labels}}},
+        "status": {**counts, **status},
+    }
+    return {(kind, name): workload, ("Service", name): service}
 
 
 def observed(controller: int = 1, storage: int = 2, master: int = 1, **more: Any) -> Observation:
@@ -49,6 +58,18 @@ def test_a_queue_is_ready_when_every_part_is() -> None:
     assert status["storage"]["summary"] == "2/2"
     assert status["storage"]["capacity"] == "512Mi"
     assert status["observedGeneration"] == 3
+
+
+def test_a_queue_whose_service_selects_no_pod_is_not_ready() -> None:
+    seen = observed()
+    service = seen.children["Service", "quickstart-controller"]
+    service["spec"]["selector"] = {**service["spec"]["selector"], "evil": "yes"}
+    ready = condition(queue_status(QUEUE, seen, {}, NOW), "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NoEndpoints")
+    assert "Service quickstart-controller selects no pod of controller" in ready["message"]
+    there = {key: child for key, child in observed().children.items() if key != ("Service", "quickstart-storage")}
+    ready = condition(queue_status(QUEUE, Observation(children=there), {}, NOW), "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NoEndpoints")
 
 
 def test_the_endpoints_are_the_services() -> None:

@@ -1,0 +1,112 @@
+"""What others added to an object of ours is found by its owner, and taken out alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.queues import IMAGES, queue
+from tq_operator.plan.children import desired_children
+from tq_operator.plan.difference import stamped
+from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, repair
+
+POD = ("spec", "template", "spec")
+
+
+def child(kind: str) -> dict[str, Any]:
+    children = desired_children(queue("{backend: {simple: {}}}"), IMAGES)
+    return stamped(next(child for child in children if child["kind"] == kind))
+
+
+def changed(wanted: dict[str, Any], fields: dict[str, Any], **owner: str) -> dict[str, Any]:
+    """``wanted`` as the apiserver has it, with ``fieldsV1`` of somebody else."""
+    observed = copy.deepcopy(wanted)
+    observed["metadata"] |= {
+        "resourceVersion": "7",
+        "managedFields": [
+            {"manager": "transferqueue-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+            {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": fields, **owner},
+        ],
+    }
+    return observed
+
+
+def nested(path: tuple[str, ...], inner: dict[str, Any]) -> dict[str, Any]:
+    for name in reversed(path):
+        inner = {f"f:{name}": inner}
+    return inner
+
+
+def patched(wanted: dict[str, Any], observed: dict[str, Any]) -> dict[str, Any]:
+    test, *operations = repair(wanted, observed)
+    assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    return {operation["path"]: operation.get("value") for operation in operations}
+
+
+def test_a_variable_and_the_network_of_the_host_are_taken_out_of_a_template_and_defaults_stay() -> None:
+    wanted = child("StatefulSet")
+    container = 'k:{"name":"storage"}'
+    fields = {
+        "f:hostNetwork": {},
+        "f:containers": {container: {".": {}, "f:env": {'k:{"name":"EVIL"}': {".": {}, "f:name": {}, "f:value": {}}}}},
+    }
+    observed = changed(wanted, nested(POD, fields))
+    pod = observed["spec"]["template"]["spec"]
+    pod["dnsPolicy"] = "ClusterFirst"
+    before = copy.deepcopy(observed)
+    pod["hostNetwork"] = True
+    pod["containers"][0]["env"].insert(0, {"name": "EVIL", "value": "1"})
+    assert drift(wanted, observed) == [
+        "spec.template.spec.containers.storage.env.EVIL",
+        "spec.template.spec.hostNetwork",
+    ]
+    after = patched(wanted, observed)
+    assert after["/spec"] == before["spec"]
+    assert [entry["manager"] for entry in after["/metadata/managedFields"]] == ["transferqueue-operator"]
+
+
+def test_a_port_under_another_number_is_replaced_in_one_patch() -> None:
+    wanted = child("Service")
+    observed = changed(wanted, nested(("spec", "ports"), {'k:{"port":1234,"protocol":"TCP"}': {".": {}, "f:port": {}}}))
+    observed["spec"]["ports"][0]["port"] = 1234
+    assert drift(wanted, observed) == ["spec.ports.1234/TCP"]
+    assert patched(wanted, observed)["/spec"]["ports"] == wanted["spec"]["ports"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "owner", "found"),
+    [
+        (nested(("spec", "selector"), {}), {}, ["spec.selector"]),
+        (nested(("spec", "selector"), {}), {"subresource": "status"}, []),
+        (nested(("spec", "clusterIP"), {}), {}, []),
+        (nested(("metadata", "labels", "evil"), {}), {}, []),
+    ],
+)
+def test_a_key_that_others_added_is_drift_and_what_the_cluster_allocates_is_none(
+    fields: dict[str, Any], owner: dict[str, str], found: list[str]
+) -> None:
+    wanted = child("Service")
+    observed = changed(wanted, fields, **owner)
+    observed["spec"] |= {"clusterIP": "10.0.0.1", "selector": {**wanted["spec"]["selector"], "evil": "yes"}}
+    observed["metadata"]["labels"]["evil"] = "yes"
+    assert drift(wanted, observed) == found
+
+
+@pytest.mark.parametrize("path", ["spec.template.spec.hostNetwork", "spec.template.spec", "spec.paused, spec.template"])
+def test_an_annotation_allows_a_field_or_all_below_it(path: str) -> None:
+    wanted = child("Deployment")
+    observed = changed(wanted, nested((*POD, "hostNetwork"), {}))
+    observed["spec"]["template"]["spec"]["hostNetwork"] = True
+    assert drift(wanted, observed)
+    observed["metadata"]["annotations"][IGNORE_DRIFT_ANNOTATION] = path
+    assert drift(wanted, observed) == []
+
+
+def test_a_restart_by_kubectl_is_no_drift() -> None:
+    wanted = child("Deployment")
+    mark = "kubectl.kubernetes.io/restartedAt"
+    observed = changed(wanted, nested(("spec", "template", "metadata", "annotations", mark), {}))
+    observed["spec"]["template"]["metadata"]["annotations"][mark] = "now"
+    assert drift(wanted, observed) == []
