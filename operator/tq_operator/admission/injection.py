@@ -57,6 +57,7 @@ _CONFIG_VOLUME = "transferqueue-config"
 _SHM_VOLUME = "transferqueue-shm"
 _TLS_VOLUME = "transferqueue-tls"
 _TOKEN_VOLUME = "transferqueue-token"
+_LONGEST_LABEL = 63
 _NAMES_QUEUE = {"TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"}
 _POD_IP: Manifest = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}
 _PLAIN: list[Manifest] = [
@@ -117,7 +118,7 @@ def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | No
 
     NAME is a queue of the pod's own namespace. A label cannot hold a "/", so there another namespace's queue is
     NAMESPACE_NAME (no name in Kubernetes has a "_"); as an annotation NAMESPACE/NAME. Raises ValueError for other text,
-    and where label and annotation name different queues.
+    and where label and annotation name different queues, unless the name is too long for a label.
     """
     metadata = pod.get("metadata") or {}
     asked = [(metadata.get(kind) or {}).get(INJECT_LABEL) for kind in ("annotations", "labels")]
@@ -125,7 +126,8 @@ def wanted_queue(pod: Mapping[str, Any], namespace: str) -> tuple[str, str] | No
     if not named:
         return None
     first, last = named[0], named[-1]
-    if last[1] != first[1] or last[0] not in ("", first[0] or namespace):
+    short = len("_".join(filter(None, first))) <= _LONGEST_LABEL
+    if short and (last[1] != first[1] or last[0] not in ("", first[0] or namespace)):
         raise ValueError(
             f'the label {INJECT_LABEL} says "{asked[1]}" and the annotation of that name "{asked[0]}"; remove one'
         )

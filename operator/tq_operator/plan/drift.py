@@ -40,6 +40,8 @@ _ALLOWED: Final = (
     "spec.template.metadata",
 )
 """What the apiserver allocates, what scales, and marks such as that of ``kubectl rollout restart``."""
+_UNKNOWN: Final = "before-first-apply"
+"""Owner of all that an object had, defaults too, when something had cleared its ``managedFields``."""
 _KEYS: Final = ("mountPath", "name", "topologyKey")
 """Fields by which entries of a list are found again."""
 
@@ -94,7 +96,9 @@ def foreign_entries(observed: Manifest) -> list[dict[str, Any]]:
     return [
         entry
         for entry in observed["metadata"].get("managedFields") or []
-        if (entry.get("manager"), entry.get("operation")) != (MANAGER, "Apply") and not entry.get("subresource")
+        if (entry.get("manager"), entry.get("operation")) != (MANAGER, "Apply")
+        and entry.get("manager") != _UNKNOWN
+        and not entry.get("subresource")
     ]
 
 

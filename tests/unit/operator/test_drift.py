@@ -80,6 +80,7 @@ def test_a_port_under_another_number_is_replaced_in_one_patch() -> None:
     [
         (nested(("spec", "selector"), {}), {}, ["spec.selector"]),
         (nested(("spec", "selector"), {}), {"subresource": "status"}, []),
+        (nested(("spec", "selector"), {}), {"manager": "before-first-apply"}, []),
         (nested(("spec", "clusterIP"), {}), {}, []),
         (nested(("metadata", "labels", "evil"), {}), {}, []),
     ],

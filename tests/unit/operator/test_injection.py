@@ -352,6 +352,8 @@ def test_label_and_annotation_that_name_different_queues_are_refused() -> None:
     for label, annotation in (("a", "b"), ("rl_a", "jobs/a")):
         with pytest.raises(ValueError, match=f'says "{label}" and the annotation of that name "{annotation}"'):
             wanted_queue({"metadata": {"labels": {key: label}, "annotations": {key: annotation}}}, "jobs")
+    long = "a" * 64  # no label can say so
+    assert wanted_queue({"metadata": {"labels": {key: "x"}, "annotations": {key: long}}}, "jobs") == ("jobs", long)
 
 
 def test_the_deletion_of_a_queue_in_use_is_warned_of() -> None:
