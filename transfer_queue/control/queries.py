@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Generator, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -239,9 +240,10 @@ def consumption_status(partition: Partition | None, command: ConsumptionStatus) 
     return StatusArrays(partition.encode(rows), status, [command.task])
 
 
-def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
-    """Counts of one partition for people and metrics."""
+def count_rows(partition: Partition, waiting: int, most_tasks: int | None = None) -> dict[str, Any]:
+    """Counts of one partition for people and metrics; of all its tasks, or of so many that are the newest."""
     rows = partition.all_rows()
+    tasks = list(islice(reversed(partition.tasks.values()), most_tasks))[::-1]
     written, cells = np.zeros(row_count(rows), np.bool_), {}
     for family in partition.fields.families:
         mask = family.slot.array[rows] > 0
@@ -260,7 +262,7 @@ def count_rows(partition: Partition, waiting: int) -> dict[str, Any]:
                 "consumed": task.taken.count(CONSUMED),
                 "promised": task.taken.count(PROMISED),
             }
-            for task in partition.tasks.values()
+            for task in tasks
         },
         "waiting": waiting,
     }

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from transfer_queue.runtime.storage_unit import BlockServer
     from transfer_queue.wire.messages import UnitStats
 
-__all__ = ["CATALOG", "MOST_PARTITIONS", "MetricInfo", "controller_registry", "unit_registry"]
+__all__ = ["CATALOG", "MOST_PARTITIONS", "MOST_TASKS", "MetricInfo", "controller_registry", "unit_registry"]
 
 MOST_PARTITIONS = 50
 """Partitions, the newest ones, that have series of their own; jobs make a partition a step."""
+MOST_TASKS = 100
+"""Tasks of such a partition, the newest ones, that have series of their own."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
     core = controller.core
     for name in list(islice(reversed(core.partitions), MOST_PARTITIONS))[::-1]:
         partition = core.partitions[name]
-        counts = count_rows(partition, 0)
+        counts = count_rows(partition, 0, MOST_TASKS)
         scrape.add("tq_partition_rows", counts["rows"], name)
         scrape.add("tq_partition_bytes", counts["bytes"], name)
         scrape.add("tq_partition_task_bytes", sum(task.nbytes for task in partition.tasks.values()), name)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from transfer_queue.runtime.counters import BOUNDS_S
-from transfer_queue.runtime.metrics import CATALOG, MOST_PARTITIONS, MetricInfo
+from transfer_queue.runtime.metrics import CATALOG, MOST_PARTITIONS, MOST_TASKS, MetricInfo
 
 __all__ = ["main", "page"]
 
@@ -19,9 +19,10 @@ Every server answers `GET /metrics` on its metrics port (`spec.controller.metric
 Prometheus' text format. The names below are stable: one is renamed or removed only with a new minor version, and the
 changelog says so. On Linux each server adds the usual `process_` metrics: memory, CPU time, open files and their limit.
 
-Partitions come and go with training steps, so only the newest {MOST_PARTITIONS} have series of their own; totals count
-all. Histograms have buckets up to {", ".join(f"{bound:g}" for bound in BOUNDS_S)} seconds. The mooncake_master has
-metrics of its own on `spec.backend.mooncake.master.metricsPort`; they are Mooncake's and may change with it.
+Partitions come and go with training steps, so only the newest {MOST_PARTITIONS} have series of their own, with the
+newest {MOST_TASKS} tasks of each; totals count all. Histograms have buckets up to
+{", ".join(f"{bound:g}" for bound in BOUNDS_S)} seconds. The mooncake_master has metrics of its own on
+`spec.backend.mooncake.master.metricsPort`; they are Mooncake's and may change with it.
 """
 
 

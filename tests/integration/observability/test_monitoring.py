@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.errors import KeyNotFoundError
-from transfer_queue.runtime.metrics import CATALOG, MOST_PARTITIONS
+from transfer_queue.runtime.metrics import CATALOG, MOST_PARTITIONS, MOST_TASKS
 from transfer_queue.storage.mooncake.master import MasterProcess
 from transfer_queue.storage.mooncake.settings import MasterSettings
 
@@ -146,6 +146,19 @@ def test_only_the_newest_partitions_have_series_of_their_own() -> None:
     named = [labels["partition"] for labels, _ in exposed["tq_partition_rows"]]
     assert named == [f"step_{number}" for number in range(2, MOST_PARTITIONS + 2)]
     assert exposed["tq_controller_partitions"] == [({}, MOST_PARTITIONS + 2.0)]
+
+
+def test_only_the_newest_tasks_have_series_of_their_own() -> None:
+    with running_stack(units=1) as stack:
+        client = TransferQueueClient("tasks", AttachConfig(controller=ControllerAddresses(addresses=[stack.address])))
+        client.run(client.kv.put_one("a", "train", {"x": torch.ones(1)}, {"n": 1}, None))
+        for number in range(MOST_TASKS + 2):
+            client.get_meta(["x"], 1, "train", task_name=f"task_{number}")
+        exposed = samples(stack.controller.http("/metrics")[1])
+        client.close()
+    named = [labels["task"] for labels, _ in exposed["tq_task_consumed_rows"]]
+    assert named == [f"task_{number}" for number in range(2, MOST_TASKS + 2)]
+    assert exposed["tq_controller_tasks"] == [({}, MOST_TASKS + 2.0)]
 
 
 def test_a_controller_follows_the_number_of_units_in_its_file() -> None:
