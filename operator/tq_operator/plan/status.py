@@ -92,7 +92,7 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
             )
             for kind, value, reason, message in conditions
         ],
-        endpoints=_endpoints(queue),
+        endpoints=_endpoints(queue, seen),
         controller=parts["controller"],
         master=parts.get("mooncake-master") or parts.get("mooncake-masters"),
         leader=seen.masters.leader or None if seen.masters else None,
@@ -246,16 +246,20 @@ def _since(previous: Mapping[str, Any], kind: str, value: str, now: str) -> str:
     return now
 
 
-def _endpoints(queue: Queue) -> Endpoints:
+def _endpoints(queue: Queue, seen: Observation) -> Endpoints:
     mooncake, controller = queue.spec.backend.mooncake, ",".join(queue.controller_addresses)
     if queue.high_availability:
         etcd = f"etcd://{';'.join(queue.etcd_members)}"
         return Endpoints(controller=controller, mooncake_master=etcd, metadata_server=etcd)
     host = queue.host("mooncake-master")
+    made = seen.children.get(("Service", queue.child("mooncake-master")))  # none with IPv6: masters._single
+    metadata = made is None or any(port.get("name") == "http-metadata" for port in made["spec"].get("ports", []))
     return Endpoints(
         controller=controller,
         mooncake_master=f"{host}:{mooncake.master.rpc_port}" if mooncake else None,
-        metadata_server=f"http://{host}:{mooncake.master.http_metadata_port}/metadata" if mooncake else None,
+        metadata_server=(
+            f"http://{host}:{mooncake.master.http_metadata_port}/metadata" if mooncake and metadata else None
+        ),
     )
 
 
