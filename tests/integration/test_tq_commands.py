@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def test_top_once_tells_who_waits_and_what_lacks(command: Command, rows: str) ->
     picture = command.json("top", "--once")
     waiter = next(item for item in picture["waiters"] if item["partition"] == rows)
     assert (waiter["task"], waiter["rows"], waiter["kind"]) == ("trainer", 2, "fetch")
-    assert waiter["lacks"] == "1 are ready, 'reward' is missing on 1 of 2"
+    assert waiter["lacks"].startswith("1 are ready, 'reward' is missing on 1 of 2; 'reward' was last written ")
     assert {unit["name"] for unit in picture["units"]} == {"u0", "u1"}
     table = command("top", "--once")[0]
     for text in (rows, "1/2", "trainer", "'reward' is missing on 1 of 2", "of 128.0 MiB"):
@@ -150,6 +151,29 @@ def test_top_once_tells_who_waits_and_what_lacks(command: Command, rows: str) ->
     tq.kv_batch_put(keys=["b"], partition_id=rows, fields=TensorDict({"reward": torch.tensor([1.0])}, [1]))
     waiting.join(60)
     assert not waiting.is_alive()
+
+
+def test_why_names_the_missing_field_and_who_wrote_it_last(command: Command, rows: str) -> None:
+    client = tq.get_client()
+    waiting = threading.Thread(
+        target=lambda: client.get_meta(["tokens", "reward", "value"], 2, rows, task_name="trainer", timeout=60)
+    )
+    waiting.start()
+    (sentence,) = wait_until(
+        lambda: [line for line in command.json("why", rows) if "has waited" in line], "the fetch is parked", 60
+    )
+    assert sentence.startswith("task 'trainer' has waited ")
+    assert (
+        f"for 2 rows of '{rows}': 0 are ready, 'reward' is missing on 1 of 2, 'value' is missing on 2 of 2" in sentence
+    )
+    assert re.search(
+        rf"'reward' was last written \d+ s ago in '{rows}' by \S+, which is connected; no client", sentence
+    )
+    assert sentence.endswith("no client has written 'value' since this controller started")
+    rest = TensorDict({"reward": torch.ones(2), "value": torch.ones(2)}, [2])
+    tq.kv_batch_put(keys=["a", "b"], partition_id=rows, fields=rest)
+    waiting.join(60)
+    assert command.json("why", rows) == [f"no request is waiting for partition '{rows}'"]
 
 
 def test_trace_shows_a_step_across_producers_and_consumers(

@@ -169,6 +169,7 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
     data.clear: ("tq clear train_0 a b", "tq clear train_0 --all --yes"),
     data.tail: ("tq tail train_0", "tq tail train_0 --count 8 --timeout 60"),
     diagnosis.trace: ("tq trace step.json --seconds 30",),
+    diagnosis.why: ("tq why", "tq why train_0"),
     diagnosis.doctor: ("tq doctor", "tq doctor -f queue.yaml"),
     diagnosis.plan: ("tq plan --gpus 64 --seq 8k",),
     diagnosis.bench: ("tq bench --backend simple",),

@@ -9,12 +9,12 @@ from typing import Annotated, Optional
 import typer
 
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue
+from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue, partitions
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.launch.supervise import Interrupted
 
-__all__ = ["bench", "doctor", "plan", "top", "trace"]
+__all__ = ["bench", "doctor", "plan", "top", "trace", "why"]
 
 
 def top(
@@ -30,6 +30,24 @@ def top(
 
         with Link(find_queue(queue, controller)) as link:
             watch(link, output, once=once, interval_s=interval)
+
+
+def why(
+    partition: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Only requests for this partition.", show_default=False, autocompletion=partitions),
+    ] = None,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Say what requests wait for: which fields are missing on how many rows, and which client wrote them last."""
+    with faults():
+        from transfer_queue.cli.why import explain
+
+        with Link(find_queue(queue, controller)) as link:
+            sentences = explain(link.look(), partition)
+        show(sentences, output, lambda: sentences)
 
 
 def doctor(

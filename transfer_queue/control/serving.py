@@ -171,6 +171,14 @@ class Serving:
             f"{command.partition!r} with fields {list(command.fields)}; {shortfall}"
         )
 
+    def missing(self, command: Fetch, partition: Partition) -> dict[str, int]:
+        """For each field of a fetch the number of rows that lack it."""
+        rows, families = partition.all_rows(), partition.fields.family_of
+        return {
+            name: int((families[name].slot.array[rows] <= 0).sum()) if name in families else partition.rows
+            for name in command.fields
+        }
+
     def shortfall(self, command: Fetch, partition: Partition) -> str:
         """Why a fetch cannot be answered yet, in words."""
         subscription = partition.subscribe(command.task, tuple(command.fields))
@@ -186,9 +194,7 @@ class Serving:
         taken = int((subscription.task.taken[rows] != 0).sum()) - leased
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
-        for name in dict.fromkeys(command.fields):
-            family = partition.fields.family_of.get(name)
-            missing = partition.rows if family is None else int((family.slot.array[rows] <= 0).sum())
+        for name, missing in self.missing(command, partition).items():
             if missing:
                 causes.append(f"{name!r} is missing on {missing} of {partition.rows}")
             elif not partition.rows:

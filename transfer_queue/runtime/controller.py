@@ -34,6 +34,7 @@ from transfer_queue.runtime.drains import Drains
 from transfer_queue.runtime.durable import GroupCommit
 from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
 from transfer_queue.runtime.http import Page, StatusServer
+from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import OWED, LongAnswers
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.picture import picture
@@ -88,6 +89,7 @@ class Controller(Server):
         """The settings as their file has them now. Only the number of storage units is followed while this runs."""
         self.core = core
         self.counters = ControllerCounters()
+        self.last_writes = LastWrites()
         self.started = loop.time()
         self.recorder: Recorder | None = None
         self.metrics_address = ""
@@ -318,6 +320,7 @@ class Controller(Server):
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
         if isinstance(command, Commit):
             session.committed(command)
+            self.last_writes.note(session.client_id, command, started)
             self.counters.bytes_put += sum(ref.nbytes for ref in command.blocks)
         if isinstance(result, Parked):
             session.parked[request] = ParkedRequest(keep, started, command)

@@ -123,4 +123,21 @@ def _lacks(controller: Controller, waiter: Waiter) -> str:
     partition = core.partitions.get(waiter.command.partition)
     if partition is None:
         return "the partition does not exist yet"
-    return core.serving.shortfall(waiter.command, partition)
+    missing = core.serving.missing(waiter.command, partition)
+    writers = [_writer(controller, name) for name, rows in missing.items() if rows]
+    return "; ".join([core.serving.shortfall(waiter.command, partition), *writers])
+
+
+def _writer(controller: Controller, field: str) -> str:
+    """Who should write a field that is missing."""
+    write = controller.last_writes.of(field)
+    if write is None:
+        return f"no client has written {field!r} since this controller started"
+    connected = any(
+        session.client_id == write.client and session.connection is not None for session in controller.clients
+    )
+    ago = max(0.0, time.monotonic() - write.at)
+    return (
+        f"{field!r} was last written {ago:.0f} s ago in {write.partition!r} by {write.client}, which is "
+        f"{'connected' if connected else 'gone'}"
+    )

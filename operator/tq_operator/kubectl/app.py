@@ -110,6 +110,24 @@ def top(
 
 
 @app.command()
+def why(
+    name: Name = None,
+    partition: Annotated[Optional[str], typer.Option("--partition", "-p", help="Only requests for this one.")] = None,  # noqa: UP045
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Say what requests wait for, as tq why does."""
+    with _cluster(kubeconfig, context, namespace) as access:
+        from transfer_queue.cli.why import explain
+
+        with _link(access, access.queue(name)) as link:
+            sentences = explain(link.look(), partition)
+        show(sentences, output, lambda: sentences)
+
+
+@app.command()
 def doctor(
     name: Name = None,
     namespace: Namespace = None,
