@@ -248,7 +248,7 @@ def _webhook(surroundings: Surroundings) -> Iterator[Finding]:
             settings = hook["clientConfig"]
             if not settings.get("caBundle"):
                 trusted = False
-                yield fail("webhook", f"{hook['name']} has no caBundle, so the apiserver trusts no answer", _UPGRADE)
+                yield fail("webhook", f"{hook['name']} has no caBundle, so the apiserver trusts no answer", _REMAKE)
             if "service" in settings:
                 services.add((settings["service"]["namespace"], settings["service"]["name"]))
     if len(found) >= 2 and trusted:

@@ -93,8 +93,17 @@ def bundle(found: bytes, needed: bytes, *, keep: bool) -> bytes:
 class Trust:
     """Keeps the files of a folder, which the webhook serves from, and the bundles at the Secret. Blocking."""
 
-    def __init__(self, cluster: Cluster, secret: WebhookSecret, folder: Path, leading: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        secret: WebhookSecret,
+        folder: Path,
+        leading: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``leading``: whether this replica writes; ``clock``: seconds from any moment on."""
         self._cluster = cluster
+        self._clock = clock
         self._secret = secret
         self._folder = folder
         self._leading = leading
@@ -103,7 +112,7 @@ class Trust:
         """ca.crt of the Secret."""
         self._since = 0.0
         """When the bundles were first seen with it."""
-        self._definitions_read = -_DEFINITIONS_S
+        self._definitions_read = clock() - _DEFINITIONS_S
         self._served: dict[str, bytes] = {}
 
     @property
@@ -117,11 +126,11 @@ class Trust:
         authority = content.get("ca.crt", b"")
         if authority != self._authority:
             self._spread(authority, keep=True)
-            self._authority, self._since = authority, time.monotonic()
+            self._authority, self._since = authority, self._clock()
         elif self._leading():
-            self._spread(authority, keep=time.monotonic() - self._since < _OVERLAP_S)
+            self._spread(authority, keep=self._clock() - self._since < _OVERLAP_S)
         same = not self._secret.bundles or authority == self._served.get("ca.crt")
-        if content != self._served and (same or time.monotonic() - self._since >= _SETTLE_S):
+        if content != self._served and (same or self._clock() - self._since >= _SETTLE_S):
             self._write(content)
             self._served = content
 
@@ -175,11 +184,11 @@ class Trust:
         for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
             self._mend(f"/apis/admissionregistration.k8s.io/v1/{kind}/{self._secret.operator}", authority, keep)
         changed = authority != self._authority
-        if self._secret.converts and (changed or time.monotonic() - self._definitions_read >= _DEFINITIONS_S):
+        if self._secret.converts and (changed or self._clock() - self._definitions_read >= _DEFINITIONS_S):
             for name, definition in custom_resource_definitions().items():
                 path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
                 self._mend(f"{path}/{name}.{definition['spec']['group']}", authority, keep)
-            self._definitions_read = time.monotonic()
+            self._definitions_read = self._clock()
 
     def _mend(self, path: str, authority: bytes, keep: bool) -> None:
         try:
