@@ -28,6 +28,7 @@ def test_flaky():
     assert again
 """
 BROKEN = "def test_broken():\n    assert False\n"
+ANY = "[{{test: '*', most: {}, owner: me, reason: races, until: 9999-01-01}}]"
 LISTED = "[{{test: 'test_it.py::test_flaky', owner: me, reason: a race, until: {}}}]"
 
 
@@ -37,9 +38,11 @@ LISTED = "[{{test: 'test_it.py::test_flaky', owner: me, reason: a race, until: {
         (FLAKY, "[]", 1, "1 flaky, 0 broken"),
         (FLAKY, LISTED.format("9999-01-01"), 0, "1 flaky, 0 broken"),
         (FLAKY, LISTED.format("2020-01-01"), 1, "1 flaky, 0 broken"),
+        (FLAKY, ANY.format(1), 0, "1 flaky, 0 broken"),
+        (FLAKY, ANY.format(0), 1, "1 flaky, 0 broken"),
         (FLAKY + BROKEN, LISTED.format("9999-01-01"), 1, "1 flaky, 1 broken"),
     ],
-    ids=["flaky", "listed", "listed until a day that has passed", "beside a broken one"],
+    ids=["flaky", "listed", "listed until a day that has passed", "one of any", "more than any", "beside a broken one"],
 )
 def test_a_flaky_test_fails_the_run_unless_it_is_listed(
     tests: str, listed: str, status: int, verdict: str, tmp_path: Path
