@@ -36,8 +36,8 @@ logger = logging.getLogger("tq_operator.trust")
 _LOOK_S = 2.0
 _SETTLE_S = 3.0
 """Until every apiserver has seen a changed bundle."""
-_OVERLAP_S = 600.0
-"""A replica that reads no new certificate from the apiserver for this long is not ready: nobody calls it."""
+_OVERLAP_S = 3600.0
+"""Far longer than a replica needs to read a new certificate, and than an update of the replicas of before takes."""
 _DEFINITIONS_S = 30.0
 """How often the definitions are read, which are large."""
 

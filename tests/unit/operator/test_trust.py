@@ -136,7 +136,7 @@ def test_a_given_certificate_is_served_once_its_authority_is_trusted_and_the_old
     assert look(2) == old["tls.crt"]
     assert apiserver.trusted == new["ca.crt"] + old["ca.crt"]
     assert look(3) == new["tls.crt"]
-    assert look(300) == new["tls.crt"]
+    assert look(1800) == new["tls.crt"]
     assert apiserver.trusted == new["ca.crt"] + old["ca.crt"]
-    look(300)
+    look(1800)
     assert apiserver.trusted == new["ca.crt"]
