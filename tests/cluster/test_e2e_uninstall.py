@@ -6,23 +6,12 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.component import wait_until
-from tests.cluster.product import NAMESPACE, RELEASE, SYSTEM, apply, ours, queue
+from tests.cluster.product import NAMESPACE, RELEASE, SYSTEM, ours
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 KINDS = "pods,deployments,statefulsets,daemonsets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,pvc"
 KUBERNETES_OWN = ["configmap/kube-root-ca.crt", "serviceaccount/default"]
-
-
-def test_a_namespace_goes_with_its_empty_queue(installed: Cluster) -> None:
-    namespace = "passing"
-    installed.kubectl("create", "namespace", namespace)
-    made = queue("passing", backend={"simple": {}}, storage={"replicas": 2, "capacity": "64Mi"})
-    made["metadata"]["namespace"] = namespace
-    apply(installed, made)
-    installed.kubectl("wait", "-n", namespace, "tq/passing", "--for=condition=Ready", "--timeout=120s")
-    # Kubernetes looks again after five minutes, unless something changes in the first seconds.
-    installed.kubectl("delete", "namespace", namespace, "--timeout=60s")
 
 
 def test_delete_and_uninstall_leave_nothing(installed: Cluster) -> None:
