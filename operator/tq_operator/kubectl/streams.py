@@ -20,6 +20,7 @@ from websocket import ABNF, WebSocketException
 
 from tq_operator.kubectl.access import Access
 from tq_operator.runtime.cluster import ClusterError
+from transfer_queue.config.attach import join_address
 from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueueError
 
 __all__ = ["Forwarder", "execute"]
@@ -89,7 +90,8 @@ class Forwarder:
         self._failed = failed
         self.failure = ""
         try:
-            self._listener = socket.create_server((host, local))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, local), family=family)
         except OSError as error:
             raise ConfigError(
                 f"port {local} of {host}: {error.strerror}; choose another, or any with :{port}"
@@ -98,7 +100,7 @@ class Forwarder:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.local}"
+        return join_address(self.host, self.local)
 
     def __enter__(self) -> Forwarder:
         threading.Thread(target=self._accept, name=f"forward {self.local}", daemon=True).start()

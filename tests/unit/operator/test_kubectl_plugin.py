@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from tests.cluster.pki import LIFETIME, Authority
 from tests.unit.operator.queues import IMAGES, queue
 from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import complete, main
+from tq_operator.kubectl.access import Access
 from tq_operator.kubectl.bundle import _metrics_ports
 from tq_operator.kubectl.checks import FIXES, certificate_findings
 from tq_operator.kubectl.forwarding import choose_ports, is_controller_port
 from tq_operator.kubectl.logs import parse_duration
+from tq_operator.kubectl.streams import Forwarder
 from tq_operator.plan.children import desired_children
 from tq_operator.runtime.cluster import ClusterError
 from transfer_queue.errors import ConfigError
@@ -196,3 +199,9 @@ def test_doctor_knows_a_fix_for_every_reason_in_the_docs() -> None:
     reasons = {name for cell in re.findall(r"^\| (`.+?) \|", table, re.M) for name in re.findall(r"`(\w+)`", cell)}
     assert len(reasons) > 10
     assert reasons - FIXES.keys() == set()
+
+
+def test_a_port_is_forwarded_from_an_address_of_ipv6_too() -> None:
+    access = Access(client.Configuration(), "rl")
+    with Forwarder(access, lambda: "q-controller", 50060, host="::1") as forwarder:
+        assert forwarder.address == f"[::1]:{forwarder.local}"
