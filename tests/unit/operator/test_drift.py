@@ -11,6 +11,7 @@ from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.difference import stamped
 from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, repair
+from tq_operator.plan.step import next_step, wanted_children
 
 POD = ("spec", "template", "spec")
 
@@ -111,3 +112,22 @@ def test_a_restart_by_kubectl_is_no_drift() -> None:
     observed = changed(wanted, nested(("spec", "template", "metadata", "annotations", mark), {}))
     observed["spec"]["template"]["metadata"]["annotations"][mark] = "now"
     assert drift(wanted, observed) == []
+
+
+@pytest.mark.parametrize(
+    ("ready", "holds_rows", "held"),
+    [(0, True, False), (1, True, True), (1, False, False)],
+)
+def test_a_template_is_set_back_at_once_until_all_pods_with_rows_are_of_the_changed_one(
+    ready: int, holds_rows: bool, held: bool
+) -> None:
+    made = queue("{backend: {simple: {}}}")
+    children = {(child["kind"], child["metadata"]["name"]): child for child in wanted_children(made, IMAGES)}
+    key = ("Deployment", "quickstart-controller")
+    observed = changed(children[key], nested((*POD, "hostNetwork"), {}))
+    observed["spec"]["template"]["spec"]["hostNetwork"] = True
+    observed["metadata"]["generation"] = 2
+    observed["status"] = {"observedGeneration": 2, "readyReplicas": ready, "updatedReplicas": ready}
+    step = next_step(made, IMAGES, {**children, key: observed}, holds_rows)
+    assert [child["metadata"]["name"] for child in step.apply] == ([] if held else ["quickstart-controller"])
+    assert ("restarts quickstart-controller" in step.held) is held
