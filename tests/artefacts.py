@@ -33,7 +33,14 @@ def leave(owner: object) -> None:
     """``owner`` ends, and its files go: they are kept in memory until the next test."""
     read = _followed.pop(owner, None)
     if read is not None:
-        _left.update(read())
+        _left.update(_tried(read))
+
+
+def _tried(read: Read) -> dict[str, str]:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - what failed may be what would be read; the failure of the test counts
+        return {"unread.txt": f"{type(error).__name__}: {error}"}
 
 
 def next_test() -> None:
@@ -59,7 +66,7 @@ def write(test: str) -> str:
     """Write all there is for the failed ``test``; the text for its report, empty where there is nothing."""
     found = dict(_left)
     for read in list(_followed.values()):
-        found.update(read())
+        found.update(_tried(read))
     folder = FOLDER / re.sub(r"[^\w.-]+", "_", test)[-150:]
     lines = []
     for name, content in found.items():
