@@ -3,10 +3,10 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-# In two processes. What failed runs once more by itself, which tells a flaky test from a broken one; either fails the run.
+# Tests run in two processes. A failed test runs once more by itself, which tells a flaky test from a broken one. Both fail the run.
 run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder --rerun-failed $(1) $(PYTEST_ARGS)
 CORES := tests/unit/control tests/unit/sampler tests/unit/columns tests/unit/fabric tests/unit/operator tests/simulation
-# The pure cores, the units, and one integration of each kind.
+# The tests of the pure cores and units, and one integration test of each kind.
 FAST := tests/unit tests/simulation tests/integration/test_roundtrip.py tests/integration/test_tq_commands.py \
   tests/integration/mooncake/test_blocks.py tests/integration/storage/test_packaged.py tests/integration/operator/test_namespaced.py
 # CI measures too: before the tests, as that needs the machine alone. They run whatever it finds, and both have to pass.
@@ -33,7 +33,7 @@ $(VENV)/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml scripts/
 demo: setup ## Run the quick start here; BACKEND=simple does it without Mooncake
 	@tq up -f examples/quickstart.yaml --backend $(BACKEND) -- $(PYTHON) examples/cartpole/job.py
 
-test: setup ## Run every test, the cluster's too where this is root on Linux; PATHS="FILE ...": these alone
+test: setup ## Run every test, including those of the cluster as root on Linux; PATHS="FILE ..." runs only these
 ifneq ($(PATHS),)
 	@$(PYTHON) -m pytest $(PATHS) $(PYTEST_ARGS)
 else
@@ -49,18 +49,18 @@ else
 endif
 endif
 
-test-fast: setup ## The pure cores, the units and an integration of each kind, in 90 seconds
+test-fast: setup ## Run the tests of the pure cores and units, and one integration test of each kind, in 90 seconds
 	@$(PYTHON) -m tests.cluster build >/dev/null
 	@$(PYTHON) -m pytest -n 2 --no-loadscope-reorder -q $(FAST) $(PYTEST_ARGS)
 
-compat: setup ## A client's own tests with this library and with 0.1.11 beside it; CLIENT=verl SNAPSHOT=path
+compat: setup ## Run a client's own tests with this library and with 0.1.11; CLIENT=verl SNAPSHOT=path
 	@$(PYTHON) -m tests.compat.suites $(CLIENT) $(SNAPSHOT) $(COMPAT_ARGS)
 
-coverage: setup ## Branches of the pure cores that their own tests take
+coverage: setup ## Measure the branch coverage of the pure cores by their own tests
 	@$(PYTHON) -m coverage run -m pytest -q $(CORES) $(PYTEST_ARGS)
 	@$(PYTHON) -m coverage report
 
-mutants: setup ## Share of COUNT=100 small changes to the pure cores, drawn with SEED=1, that their tests notice
+mutants: setup ## Measure how many of COUNT=100 mutants of the pure cores, drawn with SEED=1, their tests kill
 	@$(PYTHON) scripts/mutants $(or $(COUNT),100) $(or $(SEED),1)
 
 check: setup ## Lint, format, types, layers, generated files
