@@ -1,6 +1,6 @@
 """TransferQueue: the data plane between rollout workers and trainers in reinforcement-learning post-training.
 
-Importing this starts nothing and loads no torch; all names but the errors are imported on first use.
+The import starts nothing and does not load torch. All names except the errors are imported on first use.
 """
 
 from __future__ import annotations

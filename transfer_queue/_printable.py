@@ -1,4 +1,4 @@
-"""Text of users on a terminal: names, keys, tags and errors must not move the cursor, recolor or forge lines."""
+"""Safe output of user text: names, keys, tags and errors must not move the cursor, recolor or forge lines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["PrintableFormatter", "log_to_stderr", "printable"]
 
 
 def printable(text: str) -> str:
-    r"""Escape what is not printable: control characters, line ends, separators, and marks of writing direction.
+    r"""Escape characters that are not printable: control characters, line ends, separators, and direction marks.
 
     Args:
         text: Any text, for example the name of a partition.
 
     Returns:
-        One line. Each character that is not printable stands as its escape in a Python string.
+        One line, in which each character that is not printable is replaced by its Python escape.
 
     Example:
         >>> printable("train\x1b[2J\n")
@@ -42,7 +42,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Let a server log to standard error, in lines that a terminal shows as they are."""
+    """Configure a server to log to standard error, in lines without control characters."""
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter())
     logging.basicConfig(handlers=[handler])

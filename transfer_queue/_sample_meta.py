@@ -37,8 +37,8 @@ class FieldMeta:
 
 
 class RowField(FieldMeta, Mapping[str, Any]):
-    """One field of one row of a ``BatchMeta``, by attributes and, as releases from 0.1.7 on have it, as a read-only
-    mapping: ``"dtype"``, ``"shape"``, ``"is_nested"``, ``"is_non_tensor"``."""
+    """One field of one row of a ``BatchMeta``. It has attributes and, as in releases from 0.1.7 on, is a read-only
+    mapping of ``"dtype"``, ``"shape"``, ``"is_nested"`` and ``"is_non_tensor"``."""
 
     def __init__(self, name: str, schema: Mapping[str, Any], production_status: ProductionStatus) -> None:
         super().__init__(name, schema.get("dtype"), schema.get("shape"), production_status)

@@ -26,7 +26,7 @@
     ├── CheckpointError (RuntimeError)        a checkpoint cannot be written or read
     │   ├── CheckpointNotFoundError (FileNotFoundError)
     │   ├── CorruptCheckpointError (ValueError)   its files are not what they were when they were written
-    │   └── QueueNotEmptyError                a checkpoint is not to replace rows that are there
+    │   └── QueueNotEmptyError                a checkpoint must not replace existing rows
     ├── DataLostError (RuntimeError)          rows whose bytes were lost with a storage unit or master
     └── WorkerLostError (RuntimeError)        a worker process of a streaming loader died
 
@@ -171,7 +171,7 @@ class CorruptCheckpointError(CheckpointError, ValueError):
 
 
 class QueueNotEmptyError(CheckpointError):
-    """The queue has rows, and the checkpoint is not to replace them."""
+    """The queue has rows, and the checkpoint must not replace them."""
 
 
 class WorkerLostError(TransferQueueError, RuntimeError):

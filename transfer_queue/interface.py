@@ -40,10 +40,10 @@ __all__ = [
 
 Tag = dict[str, Any]
 
-if not TYPE_CHECKING:  # with it, a misspelt name would pass for one of type Any
+if not TYPE_CHECKING:  # type checkers would accept any misspelt name
 
     def __getattr__(name: str) -> Any:
-        """``save_checkpoint`` and ``load_checkpoint``, which 0.1.x has here too."""
+        """``save_checkpoint`` and ``load_checkpoint``, as in 0.1.x."""
         return legacy_attribute(__name__, name)
 
 
@@ -71,7 +71,7 @@ def kv_put(
         key: The row's key.
         partition_id: The partition, made with its first row.
         fields: A dict, whose tensors are the row's tensors and whose other values are opaque, or a TensorDict of batch
-            size ``[1]``. Fields that are not given stay as they are.
+            size ``[1]``. Other fields of the row do not change.
         tag: Merged shallowly into the row's tag.
         data_parser: Gets the fields as columns and returns the same fields.
 
@@ -155,33 +155,33 @@ def kv_batch_get(
     device: Device = None,
     layout: Layout | None = None,
 ) -> TensorDict:
-    """The rows of ``keys``, in that order, repeated where keys repeat.
+    """Return the rows of ``keys``, in this order, repeated where keys repeat.
 
     Args:
         keys: Keys of rows, or one key.
         partition_id: The partition.
         select_fields: The fields to read. None: every field that is ready for all of the rows.
-        zero_copy: Tensors are views of the stored rows where a field's rows lie together in one put, on the same host;
-            else copies. A view must not be written to: it is the stored row, for every reader. Its memory stays in use,
-            though the rows are cleared or overwritten, until the last tensor that refers to it is gone: who holds views
-            for long takes room from the queue's writers and from nobody's reads.
-        out: A TensorDict or mapping with a tensor for every returned field, which is filled and returned: of shape
-            ``(len(keys), ...)``, or jagged with the rows' lengths, of the field's dtype, on any device. All fields are
-            checked before one is written.
-        device: ``"cpu"`` or a CUDA device the tensors are to lie on, copied there on the caller's current stream and
-            complete on return.
+        zero_copy: Return views of the stored rows where a field's rows lie together in one put, on the same host, and
+            copies elsewhere. Do not write to a view: it is the stored row of every reader. Its memory stays in use,
+            even after the rows are cleared or overwritten, until the last tensor that refers to it is freed. Views that
+            are held for long reduce the room for writers, but do not affect readers.
+        out: A TensorDict or mapping with a tensor for every returned field, which is filled and returned. Its shape is
+            ``(len(keys), ...)``, or jagged with the rows' lengths; it has the field's dtype and may be on any device.
+            All fields are checked before the first is written.
+        device: ``"cpu"`` or a CUDA device for the tensors. They are copied on the caller's current stream, and the
+            copies are complete on return.
         layout: ``"dense"``: uniform rows as one dense tensor. ``"jagged"``: fields of two or more dimensions as nested
-            tensors. None: as the client's settings say, jagged by default.
+            tensors. None: the layout of the client's settings, jagged by default.
 
     Returns:
         A TensorDict of batch size ``[len(keys)]``.
 
     Raises:
-        KeyNotFoundError: Keys that are not in the partition; the message names them.
-        NotReadyError: A key without data, or a named field that some of the rows lack. With the setting
+        KeyNotFoundError: Keys are not in the partition; the message names them.
+        NotReadyError: A key has no data, or some of the rows lack a named field. With the setting
             ``missing_fields: drop`` such a field is left out.
-        InvalidInputError: A field does not fit ``out``, or torch finds no such device.
-        StorageKeyNotFoundError: A row vanished meanwhile.
+        InvalidInputError: A field does not fit ``out``, or torch does not find the device.
+        StorageKeyNotFoundError: A row was removed during the read.
         DataLostError: Rows were lost with their storage unit.
 
     Example:
@@ -225,10 +225,10 @@ def kv_batch_get_by_meta(
 ) -> TensorDict:
     """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
 
-    Args and Returns are those of ``kv_batch_get``.
+    The arguments and the result are the same as for ``kv_batch_get``.
 
     Raises:
-        InvalidInputError: ``meta`` has no partition, or not the named fields. Else as ``kv_batch_get``.
+        InvalidInputError: ``meta`` has no partition, or lacks a named field. Other errors as for ``kv_batch_get``.
 
     Example:
         >>> meta = tq.kv_put("c", "train", {"tokens": torch.ones(7), "reward": torch.tensor(1.0)})
@@ -257,13 +257,13 @@ async def async_kv_batch_get_by_meta(
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """Keys and tags of one partition, or of all.
+    """Return the keys and tags of one partition, or of all partitions.
 
     Returns:
         ``{partition: {key: tag}}``, keys in the order of their first put; ``{}`` for an unknown partition.
 
     Raises:
-        InvalidTypeError: ``partition_id`` is no string.
+        InvalidTypeError: ``partition_id`` is not a string.
 
     Example:
         >>> meta = tq.kv_put("a", "train", tag={"status": "finished"})
@@ -284,7 +284,7 @@ def kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Forget rows and free their storage; missing keys and partitions are ignored.
 
     Raises:
-        InvalidTypeError: A key is no string.
+        InvalidTypeError: A key is not a string.
         InvalidInputError: ``keys`` is an empty list.
 
     Example:

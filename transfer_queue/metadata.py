@@ -111,7 +111,7 @@ class BatchMeta:
     def __setstate__(self, state: Sequence[Any]) -> None:
         for name, value in zip(self.__slots__, state, strict=True):
             setattr(self, name, value)
-        self.production_status = np.array(self.production_status)  # Ray hands out arrays that cannot be written to
+        self.production_status = np.array(self.production_status)  # arrays that come through Ray are read-only
 
     def _check_lengths(self) -> None:
         """One entry a row in every list. Raises InvalidInputError."""
@@ -457,7 +457,7 @@ def _entry_at(entry: Entry, positions: Sequence[int]) -> Entry:
 
 
 def _row_entry(entry: Entry, position: int) -> Entry:
-    """A field's schema for one row: with its own shape."""
+    """A field's schema for one row, with the row's shape."""
     plain = {name: value for name, value in entry.items() if name != "per_sample_shapes"}
     shapes = entry.get("per_sample_shapes")
     return plain if shapes is None else {**plain, "shape": shapes[position]}

@@ -234,7 +234,7 @@ def free_to_trace(command: Command, folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("ls", "nowhere"), 1, "partition 'nowhere' not found; tq ls shows those that exist"),
+        (("ls", "nowhere"), 1, "partition 'nowhere' not found; tq ls shows the partitions"),
         (("get", "nowhere", "a"), 1, "keys ['a'] not found"),
         (("put", "p", "a"), 2, "nothing to put"),
         (("put", "p", "a", "text=hello"), 2, "text needs quotes of its own: text='\"hello\"'"),

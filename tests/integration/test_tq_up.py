@@ -276,7 +276,7 @@ def two_backends(spec: dict[str, Any]) -> None:
             "drainSeconds, env, extraContainers, image,",
         ),
         (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
-        (no_backend, "spec.backend.simple: nothing is set; for its defaults write simple: {}"),
+        (no_backend, "spec.backend.simple: has no value; for its defaults write simple: {}"),
         (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_journal_that_cannot_be_written_is_told_and_the_controller_started_aga
     client.close()
     log = (simple.state / "transferqueue" / "test" / "tq.log").read_text()
     assert "controller ended: cannot write the journal in " in log
-    assert "it is started again now, with its rows" in log
+    assert "it is restarted now, with its rows" in log
     assert simple.run("down").returncode == 0
     shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
 

@@ -42,8 +42,8 @@ _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
 _DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
 _MARKER = ".transferqueue-checkpoint"
-"""In each folder of data that a save makes: the hexadecimal digits of the folder's name. What else there may be in it
-that a save wrote: _PART."""
+"""File in each folder of data that a save makes. It holds the hexadecimal digits of the folder's name. _PART matches
+the other files that a save writes there."""
 _PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|metadata\.json")
 Progress = Callable[[int, int], None]
 """Called with the bytes of blocks that are done, and of all."""
@@ -129,10 +129,10 @@ def read_manifest(directory: Path) -> Manifest:
     if manifest.checksum() != manifest.crc32:
         raise CorruptCheckpointError(f"{path} is damaged: its checksum differs")
     if not _DATA_FOLDER.fullmatch(manifest.data):
-        raise CorruptCheckpointError(f"{path} is damaged: {manifest.data!r} is no name of a folder of data")
+        raise CorruptCheckpointError(f"{path} is damaged: {manifest.data!r} is not a valid name of a data folder")
     for name, entry in manifest.files.items():
         if not _PART.fullmatch(name):
-            raise CorruptCheckpointError(f"{path} is damaged: {name!r} is no name of a part")
+            raise CorruptCheckpointError(f"{path} is damaged: {name!r} is not a valid name of a part")
         part = directory / manifest.data / name
         try:
             size = part.stat().st_size
@@ -144,8 +144,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_not_foreign(directory: Path) -> None:
-    """Raises CheckpointError if ``metadata.json`` is of something else than a checkpoint. One that cannot be read
-    counts as a damaged checkpoint where a save left a folder of data beside it."""
+    """Raises CheckpointError if ``metadata.json`` does not belong to a checkpoint. An unreadable file counts as a
+    damaged checkpoint if a save left a folder of data beside it."""
     path = directory / _MANIFEST
     try:
         about = json.loads(path.read_bytes())
@@ -246,7 +246,7 @@ def _listed(directory: Path) -> str | None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a save made this folder of data: its marker says so, whatever the name looks like."""
+    """Whether a save made this folder of data: only its marker counts, not its name."""
     match = _DATA_FOLDER.fullmatch(folder.name)
     if match is None or folder.is_symlink():
         return False
@@ -256,7 +256,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _remove_parts(folder: Path) -> None:
-    """Remove what saves write into a folder of their own, and the folder if nothing else is in it."""
+    """Remove the files that saves write from one of their folders, and the folder if it is then empty."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if _PART.fullmatch(path.name):

@@ -54,13 +54,13 @@ Stored = list[list[tuple[BlockRef, UnitInfo]]]
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = True) -> None:
     """Bring back what ``save_checkpoint`` wrote, all or nothing.
 
-    The number of storage units, their capacity and the backend may differ from what was saved. Fetches that wait
-    already are served.
+    The number of storage units, their capacity and the backend may differ from the saved queue. Waiting fetches are
+    served.
 
     Args:
         checkpoint_dir: the directory that was given to ``save_checkpoint``.
-        replace: put the checkpoint in place of all rows that the queue has, at one moment; the log names the
-            partitions that had rows. Storage must hold both until then. False: a queue that has rows is refused.
+        replace: replace all rows of the queue by the checkpoint, atomically; the log names the partitions that had
+            rows. Storage must hold both until then. If False, a queue that has rows is refused.
 
     Raises:
         NotInitializedError: the process is attached to no queue.
@@ -70,7 +70,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
         CapacityError: the storage units have too little room.
         UnsupportedRequestError: the queue has several controllers.
 
-    In each case the queue is as it was.
+    In each case the queue is unchanged.
     """
     directory = checked_directory(checkpoint_dir)
     check_flag("replace", replace)
@@ -121,7 +121,7 @@ def _load(
     if found and not replace:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
-            "or let it replace what is there (replace=True)"
+            "or replace the rows of the queue (replace=True)"
         )
     captured = captured_state(directory, manifest)
     stored: Stored = []
@@ -141,7 +141,7 @@ def _load(
         client.run(Operation(engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None))
         engine.settle(stored)
         if found:
-            log.warning("the checkpoint %s took the place of what the queue had: %s", directory, counted(found))
+            log.warning("the checkpoint %s replaced the rows of the queue: %s", directory, counted(found))
     except BaseException:
         client.run(Operation(engine.discard_blocks(stored), lambda done: None))
         raise

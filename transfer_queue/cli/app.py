@@ -36,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[Path, typer.Option("--file", "-f", help="YAML of a TransferQueue resource; - is standard input.")]
+File = Annotated[Path, typer.Option("--file", "-f", help="YAML of a TransferQueue resource; - reads standard input.")]
 # typer reads annotations at run time: Optional, as `X | None` needs a newer typer on Python 3.10
 BackendName = Annotated[
     Optional[str],  # noqa: UP045
@@ -77,7 +77,7 @@ def down(
         Optional[str],  # noqa: UP045
         typer.Argument(
             metavar="QUEUE",
-            help="By default the only one that runs.",
+            help="Name of a queue; by default the only running queue.",
             autocompletion=running_queues,
             show_default=False,
         ),
@@ -87,7 +87,7 @@ def down(
     """Take a queue of this machine down."""
     with faults():
         if None not in (name, queue_name) and name != queue_name:
-            raise ConfigError(f"two queues are named, {name} and {queue_name}; take them down one after the other")
+            raise ConfigError(f"two queues are named, {name} and {queue_name}; take down one at a time")
         name = name or queue_name
         running = read_running()
         if not running and name is None:
@@ -178,6 +178,7 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
 for command, examples in _COMMANDS.items():
     app.command(
         epilog="\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples),
-        context_settings={"allow_interspersed_args": command is not up},  # options of its command, also without --
+        # Options after the command of tq up belong to it, even without --.
+        context_settings={"allow_interspersed_args": command is not up},
     )(command)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Save a whole queue to files, load it into another, or show what was saved.",
+    help="Save a whole queue to files, load it into another queue, or show a saved queue.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -57,12 +57,12 @@ def save(
 @app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
 def load(
     path: Folder,
-    replace: Annotated[bool, typer.Option("--replace", help="In place of all rows that the queue has.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace all rows of the queue.")] = False,
     queue: QueueOption = None,
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Bring back what was saved, all or nothing, into a queue without rows."""
+    """Load a checkpoint, all or nothing, into a queue without rows."""
     with (
         faults(),
         _client(queue, controller) as client,

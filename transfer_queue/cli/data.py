@@ -25,7 +25,7 @@ Keys = Annotated[list[str], typer.Argument(help="Keys of rows.", show_default=Fa
 def ls(
     partition: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="By default the partitions.", show_default=False, autocompletion=partitions),
+        typer.Argument(help="By default all partitions are listed.", show_default=False, autocompletion=partitions),
     ] = None,
     queue: QueueOption = None,
     controller: ControllerOption = None,
@@ -111,7 +111,7 @@ def clear(
     partition: Partition,
     keys: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(help="Keys of rows; those that do not exist are named.", show_default=False),
+        typer.Argument(help="Keys of rows; missing keys are reported.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole partition.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -131,7 +131,7 @@ def clear(
             typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
         with Link(config) as link:
             if partition not in link.request(ListPartitions("")).value:
-                raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows those that exist")
+                raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows the partitions")
             missing: list[str] = []
             if keys:
                 there = link.request(Lookup(partition, keys=keys, fields=[], partial=True))

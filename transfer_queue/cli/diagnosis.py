@@ -24,7 +24,7 @@ def top(
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Watch partitions, fields, tasks, who waits for what, and storage; q ends it."""
+    """Watch partitions, fields, tasks, waiting requests and storage; q quits."""
     with faults():
         from transfer_queue.cli.top import watch
 

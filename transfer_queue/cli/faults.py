@@ -22,14 +22,14 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 """For words to people; results go to standard output."""
 
 
-_UsageError: Any = typer.BadParameter.__base__  # releases of typer differ in where they keep this class
+_UsageError: Any = typer.BadParameter.__base__  # its module differs between releases of typer
 
 
 def run(app: typer.Typer, arguments: list[str] | None = None, **options: Any) -> int:
     """Run the command that ``arguments`` name (default: those of the process).
 
     Returns:
-        The exit code: 2 for a wrong call, which is told in one line that names the help.
+        The exit code: 2 for a usage error, which is reported in one line that names the help.
     """
     try:
         code = app(arguments, standalone_mode=False, **options)
@@ -44,7 +44,7 @@ def run(app: typer.Typer, arguments: list[str] | None = None, **options: Any) ->
     except typer.Abort:
         _print_error("aborted")
         return 1
-    except SystemExit as ended:  # completion, and what a command ends with by itself
+    except SystemExit as ended:  # raised by completion and by commands that exit themselves
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return code if isinstance(code, int) else 0
 
@@ -54,7 +54,7 @@ def _print_error(line: str) -> None:
 
 
 def say(text: str) -> None:
-    """Tell a person one line on standard error. Names in it are shown, never interpreted."""
+    """Print one line for a person to standard error. Markup in names is not interpreted."""
     console.print(printable(text), markup=False)
 
 

@@ -37,7 +37,7 @@ def partitions(context: typer.Context, incomplete: str) -> list[str]:
     try:
         with Link(find_queue(given.get("queue"), given.get("controller")), timeout_s=2.0) as link:
             names = link.request(ListPartitions("")).value
-    except TransferQueueError:  # a shell has no place for it
+    except TransferQueueError:  # completion cannot show an error
         return []
     return [name for name in names if name.startswith(incomplete) and name.isprintable()]
 
@@ -47,7 +47,7 @@ QueueOption = Annotated[
     typer.Option(
         "--queue",
         "-q",
-        help="Name of a queue of this machine; by default the environment's, or the only one.",
+        help="Name of a queue of this machine; by default the queue of the environment, or the only one.",
         autocompletion=running_queues,
     ),
 ]

@@ -48,7 +48,7 @@ def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> No
 
 
 def _dumped(dump: Callable[[bool], str]) -> str:
-    """``dump(ascii_only)``: letters of all languages as they are, unless some character is not printable."""
+    """Return ``dump(False)``, with letters of all languages, or ``dump(True)`` if a character is not printable."""
     text = dump(False)
     return text if text.replace("\n", "").isprintable() else dump(True)
 

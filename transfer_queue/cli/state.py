@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 
-_OTHER_FOLDER = "set XDG_STATE_HOME to a folder of yours that can be written"
+_OTHER_FOLDER = "set XDG_STATE_HOME to a writable folder of your own"
 _RECENT_S = 86400.0
 _COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json")
-"""Written by every run that says so in its note, besides two for each server."""
+"""Files that every run with a note writes, besides two for each server."""
 
 
 class ServerState(msgspec.Struct):
@@ -82,7 +82,7 @@ def claim(name: str) -> Iterator[Path]:
 
 
 def _remove_noted(folder: Path, note: str) -> None:
-    """Remove what a former run wrote, as its note says, and the note."""
+    """Remove the files that the note of a former run lists, and the note."""
     with suppress(FileNotFoundError, msgspec.DecodeError):
         queue = msgspec.json.decode((folder / note).read_bytes(), type=RunningQueue)
         servers = [server.name for server in queue.servers if "/" not in server.name]
@@ -111,7 +111,7 @@ def read_running() -> list[RunningQueue]:
 
 
 def read_ended() -> list[Trouble]:
-    """Why the queues ended that ran here in the last day, of each name its last run; the latest first."""
+    """Why queues of this machine ended in the last day: the last run of each name, the latest first."""
     running = {queue.name for queue in read_running()}
     ended = []
     for folder in state_root().glob("*/"):

@@ -24,7 +24,7 @@ from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 __all__ = ["View", "draw_picture", "rates", "watch"]
 
 _NARROW = 60
-"""Columns below which a table becomes one paragraph for each of its rows."""
+"""Width in columns below which a table becomes one paragraph per row."""
 
 
 def watch(link: Link, output: Output, *, once: bool, interval_s: float) -> None:
@@ -59,7 +59,7 @@ def watch(link: Link, output: Output, *, once: bool, interval_s: float) -> None:
 
 
 class View:
-    """What a person chose to see: how far it is scrolled, and the text that names must contain."""
+    """State of the view: the scroll offset, and the text that names must contain."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -111,7 +111,7 @@ _SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[5~": "page up", "\x1b[6~":
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Single keys of the terminal: a function that waits for at most so many seconds and returns what was pressed."""
+    """Yield a function that waits up to a number of seconds for keys of the terminal and returns the pressed keys."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
@@ -129,7 +129,7 @@ def _keys() -> Iterator[Any]:
 
 
 def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float] | None:
-    """Each counter's growth a second between two pictures; None if the controller restarted between them."""
+    """Growth of each counter per second between two pictures; None if the controller restarted between them."""
     seconds = now["uptime_s"] - before["uptime_s"]
     if before["run"] != now["run"] or seconds <= 0:
         return None
@@ -139,7 +139,7 @@ def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float] | Non
 def draw_picture(
     picture: dict[str, Any], speed: dict[str, float] | None, only: str = "", width: int = 300
 ) -> Sequence[Any]:
-    """The picture as tables: who waits, then partitions, the newest first, their tasks, and storage units.
+    """The picture as tables: waiting requests, then partitions, the newest first, their tasks, and storage units.
 
     Args:
         picture: See ``transfer_queue.runtime.picture``.
@@ -191,7 +191,7 @@ def draw_picture(
 
 
 def _paragraphs(columns: list[str], rows: list[list[Any]]) -> Text:
-    """A table for narrow terminals: a line with the name, and what is known of it below."""
+    """A table for narrow terminals: a line with the name of each row, and its other cells below."""
     found = Text()
     for name, *cells in rows:
         about = ", ".join(

@@ -52,7 +52,7 @@ def _bring_up(stack: LocalStack, command: Sequence[str], console: Console, *, ba
 
     def report(what: str, after: float) -> None:
         console.print(f"{after:6.1f} s  {printable(what)}", markup=False)
-        if attach is not None:  # a server was started again, and has another pid
+        if attach is not None:  # a restarted server has another pid
             with suppress(OSError):
                 write_running(folder, _describe(stack, attach))
 

@@ -95,7 +95,7 @@ def check_mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def check_params(name: str, value: object) -> dict[str, Any]:
-    """As `check_mapping`, where values may be arrays too."""
+    """Like `check_mapping`, but values may also be arrays."""
     return check_mapping(name, pack_arrays(value) if isinstance(value, dict) else value)
 
 

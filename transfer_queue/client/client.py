@@ -141,9 +141,10 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
             self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
 
     def close(self) -> None:
-        """Give up the connections. Idempotent; later calls raise NotInitializedError.
+        """Close the connections. Idempotent; later calls raise NotInitializedError.
 
-        Never fails: storage that does not answer within two seconds is left to the end of the process, with a warning.
+        It never fails: if storage does not answer within two seconds, it logs a warning and leaves the connections to
+        the end of the process.
         """
         if not self._closed:
             self._closed = True
@@ -151,7 +152,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
                 try:
                     self._io.wait(self._engine.close(), timeout_s=_CLOSE_S)
                 except TransferQueueError as error:
-                    log.warning("client %s is closed, but not all of its connections: %s", self.client_id, error)
+                    log.warning("client %s is closed, but some connections are not: %s", self.client_id, error)
 
     @property
     def engine(self) -> QueueEngine:
@@ -185,7 +186,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
 
     @property
     def storage_manager(self) -> ClientStorageManager:
-        """The way to storage by the names of 0.1.x: what `initialize_storage_manager` was told, else by the backend."""
+        """The storage manager as in 0.1.x: of `initialize_storage_manager`, or else of the backend of the queue."""
         if self._manager is None:
             self._manager = manager_of_backend(self, self.engine.backend_kind)
         return self._manager
@@ -202,7 +203,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         of that release, one of 0.1.6 and later leaves the layout as it is; ``config["layout"]`` (``"jagged"`` or
         ``"dense"``) decides in any case. Gets by key then leave out named fields that not all rows have, as 0.1.x does,
         unless ``missing_fields`` of the settings says otherwise. Storage units of ``config`` that wait for their
-        controller are told.
+        controller get its address.
 
         Raises UnknownManagerError (a ValueError and an AssertionError), InvalidTypeError, ConfigError,
         ConnectionLostError, StartError.
@@ -210,7 +211,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         config = check_manager_config(manager_type, config)
         layout = manager_layout(manager_type, config)
         if join_store(manager_type, config, self._controller_info):
-            self._io.wait(self._engine.close(), timeout_s=5.0)  # of the controller that started again
+            self._io.wait(self._engine.close(), timeout_s=5.0)  # to the controller, which has restarted
             self._attach()
         check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
         join_units(config, self.config.controller.addresses[0], self.config.security.secret)
@@ -241,33 +242,34 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         token_budget: int | None = None,
         is_last: bool = False,
     ) -> BatchMeta:
-        """Rows as metadata: the next ones that are complete, all, or new ones, as ``mode`` says.
+        """Return metadata of rows: the next complete rows, all rows, or new rows, depending on ``mode``.
 
         Args:
-            data_fields: The fields that the rows are to have, and that ``get_data`` reads.
+            data_fields: The fields that the rows must have, and that ``get_data`` reads.
             batch_size: How many rows. With ``token_budget`` it may be left out.
             partition_id: The partition.
             mode: ``"fetch"``: exactly ``batch_size`` rows whose ``data_fields`` are all ready and which ``task_name``
                 has not consumed; they count as consumed from now on. ``"force_fetch"``: all rows of the partition in
-                any state; ``batch_size`` and ``task_name`` count for nothing. ``"insert"``: ``batch_size`` new rows
+                any state; ``batch_size`` and ``task_name`` have no effect. ``"insert"``: ``batch_size`` new rows
                 without data.
-            task_name: Who consumes the rows; needed to fetch.
+            task_name: The task that consumes the rows; required to fetch.
             sampling_config: Arguments of the queue's sampler.
-            timeout: Seconds to wait for enough rows, 5 by default. With 0, or the controller in polling mode, the
-                answer is an empty batch at once.
-            lease: Seconds, ``math.inf`` without a limit. Above 0 the rows are delivered at least once: they count as
-                consumed when they are acknowledged (``async_ack``), and are fetched again if that does not come in time
-                or this client dies. 0: at most once. None: as the queue says, at most once by default.
-            token_budget: As many rows as a `TokenBudgetSampler` fits into it.
+            timeout: Seconds to wait for enough rows, 5 by default. With 0, or if the controller is in polling mode, the
+                call returns an empty batch at once.
+            lease: Seconds, or ``math.inf`` for no limit. Above 0 the rows are delivered at least once: they count as
+                consumed when they are acknowledged (``async_ack``), and are delivered again if they are not
+                acknowledged in time or this client dies. 0: at most once. None: the setting of the queue, at most once
+                by default.
+            token_budget: Tokens of the batch; a `TokenBudgetSampler` returns as many rows as fit.
             is_last: The rows that ``"insert"`` makes are the last ones of the partition.
 
         Returns:
-            The rows, in the order in which the sampler gives them.
+            The rows, in the order of the sampler.
 
         Raises:
             WaitTimeoutError: Too few rows were ready in time; the message says what was missing.
             RequestError: An unknown mode, a fetch without task, or an unknown partition of a forced one.
-            SamplerError: The sampler raised, or gave rows that it may not give.
+            SamplerError: The sampler raised, or returned invalid rows.
             InvalidTypeError, InvalidInputError: An argument is wrong.
 
         Example:
@@ -299,20 +301,20 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         custom_meta: list[dict[str, Any]] | None = None,
         is_last: bool = False,
     ) -> BatchMeta:
-        """Write rows: append them to a partition, or give fields to rows that exist. All or nothing in a partition.
+        """Write rows: append them to a partition, or add fields to existing rows. All or nothing in a partition.
 
         Args:
             data: A TensorDict of batch size ``[rows]``.
             metadata: The rows to write to, as many as ``data`` has; its ``custom_meta`` is merged into their tags.
                 None: new rows of ``partition_id``.
-            partition_id: Where new rows go.
+            partition_id: The partition of new rows.
             data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
             custom_meta: A dict for each row, merged into its tag when the rows become ready.
-            is_last: The partition gets no rows after these: ``async_check_production_completed`` tells, and streaming
-                datasets end.
+            is_last: The partition gets no rows after these: ``async_check_production_completed`` reports it, and
+                streaming datasets end.
 
         Returns:
-            ``metadata`` with the written fields added and all rows ready; without ``metadata``, that of the new rows.
+            ``metadata`` with the written fields added and all rows ready, or without it the metadata of the new rows.
 
         Raises:
             CapacityError: There was no room in time.
@@ -338,21 +340,21 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         device: Device = None,
         layout: Layout | None = None,
     ) -> TensorDict:
-        """The fields of ``metadata`` of all its rows, in its order, as tensors of their own.
+        """Return the fields of ``metadata`` for all its rows, in its order, as tensors that share no memory.
 
         Args:
-            metadata: What ``async_get_meta`` or ``async_put`` returned, or a part of it.
+            metadata: The result of ``async_get_meta`` or ``async_put``, or a part of it.
             zero_copy: Views of the stored rows where that is possible; see ``transfer_queue.kv_batch_get``.
             out: Tensors to fill; see there.
-            device: Where tensors come to lie; see there.
+            device: Device of the tensors; see there.
             layout: ``"dense"``: uniform rows as one dense tensor. ``"jagged"``: fields of two or more dimensions as
-                nested tensors. None: as the client's settings say, jagged by default.
+                nested tensors. None: the layout of the client's settings, jagged by default.
 
         Returns:
-            A TensorDict of batch size ``[rows]``; of no rows or no fields an empty one of batch size ``[0]``.
+            A TensorDict of batch size ``[rows]``, or an empty one of batch size ``[0]`` without rows or fields.
 
         Raises:
-            StorageKeyNotFoundError: A row is gone.
+            StorageKeyNotFoundError: A row no longer exists.
             NotReadyError: A field is not written.
             DataLostError: Rows were lost with their storage unit.
 
@@ -433,7 +435,7 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
 
-        The controller then keeps nothing of a task for which no fetch waits: call it for tasks that are over.
+        The controller then keeps no state of a task without waiting fetches: call it for finished tasks.
 
         Raises InvalidTypeError, InvalidInputError.
         """

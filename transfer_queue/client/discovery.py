@@ -1,4 +1,4 @@
-"""What this process knows of a queue beyond the address that it was given."""
+"""Discovery of a queue from the address, the environment or Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def queue_at(address: str) -> AttachConfig | None:
     """Name, identity and credentials of the queue at ``address`` (host:port), if the environment or Ray names it."""
     try:
         found = attach_from_environment()
-    except ConfigError:  # of another queue, as far as is known
+    except ConfigError:  # the environment names another queue
         found = None
     if found is None or address not in found.controller.addresses:
         launched = ray_launcher()
@@ -42,7 +42,7 @@ def ray_launcher() -> Any:
 
 
 def attach_config_of(controller_info: AttachConfig | ZMQServerInfo | str) -> AttachConfig:
-    """What a client is told of its queue, as settings. Raises InvalidInputError, InvalidTypeError."""
+    """Convert ``controller_info`` of a client to settings. Raises InvalidInputError, InvalidTypeError."""
     if controller_info is None:
         raise InvalidInputError("controller_info is None; pass an AttachConfig, a ZMQServerInfo or host:port")
     if isinstance(controller_info, AttachConfig):

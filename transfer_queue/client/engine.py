@@ -62,8 +62,8 @@ class Engine:
         shard: Shard | None = None,
         target: Target = _ANY,
     ) -> None:
-        """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession. ``target``: the queue that is
-        meant."""
+        """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession. ``target``: the expected
+        queue."""
         self._credentials = Credentials(security or PeerSecurity(), target)
         self._scopes: dict[int, str] = {}
         self._client_id = client_id
@@ -212,9 +212,9 @@ class Engine:
         return reply
 
     async def _store(self, block: EncodedBlock, wait_s: float, scope: str) -> list[tuple[BlockRef, UnitInfo]]:
-        """Store a block somewhere, whole or, if no unit has room for all of it, in parts by rows.
+        """Store a block on a unit, or in parts by rows on several units if no unit has room for all of it.
 
-        Waits ``wait_s`` seconds for room, and for units while none is there or can be reached. Raises CapacityError,
+        Waits up to ``wait_s`` seconds for room, and for units while none is reachable. Raises CapacityError,
         ConnectionLostError.
         """
         loop = asyncio.get_running_loop()
@@ -331,7 +331,7 @@ class Engine:
                     ) from None
 
     def _silence(self) -> str:
-        """Who does not answer; empty if everybody does."""
+        """The servers that do not answer; empty if all do."""
         if self._backend_lock.locked():
             return f"the backend {self.backend_kind} is being opened"
         dialed = [f"no answer from the storage unit at {address}" for address in self._dialing]
@@ -378,7 +378,7 @@ class Engine:
                     reason = str(error)
                     if again is None or loop.time() + _RETRY_S >= deadline:
                         raise self._session.lost() or error from None
-                    await asyncio.sleep(_RETRY_S)  # until the controller has noticed as well, or the unit is back
+                    await asyncio.sleep(_RETRY_S)  # until the controller has noticed too, or the unit has reconnected
                 batch = await self.lookup(again, max(0.001, deadline - loop.time()))
 
     async def find(self, command: Lookup, fields: Sequence[str], guess: Batch | None, timeout_s: float) -> LoadedBatch:

@@ -40,7 +40,7 @@ def form_of(
         if layout not in ("jagged", "dense"):
             raise InvalidInputError(f"layout must be 'jagged' or 'dense', not {layout!r}")
         if out is not None:
-            raise InvalidInputError("out says by its tensors in which layout rows are to lie; leave layout away")
+            raise InvalidInputError("the tensors of out determine the layout; do not pass layout as well")
         options = replace(options, layout="dense" if layout == "dense" else "jagged")
     if not check_flag("zero_copy", zero_copy) and out is None and device is None:
         return Form(options.layout, options.unpickle)

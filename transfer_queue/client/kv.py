@@ -44,7 +44,7 @@ class KvOperations:
         self._engine = engine
         self._options = options
         self._dropped: set[str] = set()
-        """Names of fields that were left out of an answer, each told once."""
+        """Names of fields that were left out of an answer; each is logged once."""
 
     # ------------------------------------------------------------------------------------------------------------ put
 

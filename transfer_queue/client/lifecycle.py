@@ -72,10 +72,10 @@ class _State:
         self.stops_at_exit = True
         self.conf: dict[str, Any] | None = None
         self.exported = ""
-        """The file by which children find the queue; ``exporter``: the process that said so."""
+        """The file by which children find the queue; ``exporter``: the process that exported it."""
         self.exporter = 0
         self.ranks: Ranks | None = None
-        """Those that were told of ``local``."""
+        """The ranks to which ``local`` is published."""
 
 
 _state = _State()
@@ -87,10 +87,10 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     A queue is looked for in this order: ``conf`` naming it (``{"controller": {"addresses": ["host:port"]}}``, as in the
     file of ``TQ_CONFIG_FILE``); the environment (``TQ_CONFIG_FILE``, ``TQ_CONTROLLER_ADDRESS``); where Ray is
     initialized, the queue of its cluster, which is started there if there is none; among the ranks of a ``torchrun``
-    job on one machine, the queue that rank 0 starts; else server processes are started on this machine. A queue that is
-    started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this process. Children that this
-    process starts from then on find it by ``TQ_CONFIG_FILE``. ``layout``, ``missing_fields`` and ``traces`` of ``conf``
-    are this process's choice, wherever the queue is found.
+    job on one machine, the queue that rank 0 starts; otherwise server processes are started on this machine. A queue
+    that is started gets ``conf`` merged over the packaged ``config.yaml``, and ends with this process. Children that
+    this process starts afterwards find it by ``TQ_CONFIG_FILE``. ``layout``, ``missing_fields`` and ``traces`` of
+    ``conf`` apply to this process, regardless of how the queue is found.
 
     Returns the merged settings if it started the queue, ``conf`` as given if it attached.
 
@@ -125,7 +125,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
 
 
 def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> DictConfig:
-    """A queue of this process, which it attaches to and lets its children and the other ``ranks`` find."""
+    """Start a queue of this process, attach to it, and publish it to children and to the other ``ranks``."""
     local, merged = _start_local(conf)
     _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
     try:
@@ -151,7 +151,7 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
 
 
 def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:
-    """The client was closed, and not by ``close()``: attach to the queue that this process started, if it did."""
+    """Attach again to the queue that this process started, after its client was closed other than by ``close()``."""
     _state.client, local = None, _state.local
     if local is None or _state.local_pid != os.getpid() or not getattr(local, "created", True):
         return False
@@ -189,7 +189,7 @@ def _close(*, at_exit: bool) -> None:
 
 
 def _export(attach_file: str) -> None:
-    """Let processes that this one starts find its queue."""
+    """Let child processes find the queue of this process."""
     os.environ["TQ_CONFIG_FILE"] = _state.exported = attach_file
     _state.exporter = os.getpid()
 
@@ -276,7 +276,7 @@ def queue_named_by(conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig 
 
 
 def _with_choices(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | None) -> AttachConfig:
-    """``config``, with what a client chooses for itself as ``conf`` says, wherever the queue was found."""
+    """Return ``config`` with the choices of this client in ``conf``."""
     plain: dict[str, Any] = _plain(conf) or {}
     chosen = {name: plain[name] for name in _CLIENT_CHOICES if plain.get(name) is not None}
     if not chosen:

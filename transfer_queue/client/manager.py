@@ -50,7 +50,7 @@ _STORE_SETTINGS = (
     "protocol",
     "device_name",
 )
-"""Of the configuration of a Mooncake manager: what its store is."""
+"""Settings of a Mooncake manager that identify its store."""
 _BUILT_IN_CLIENTS = {"MooncakeStoreClient", "MooncakeStorageClient", "YuanrongStorageClient", "RayStorageClient"}
 """What ``client_name`` of a ``KVStorageManager`` is where 0.1.x keeps rows in a backend of its own."""
 
@@ -84,7 +84,7 @@ class ClientStorageManager:
 
 
 def manager_of_backend(client: AsyncTransferQueueClient, kind: str) -> ClientStorageManager:
-    """What a client has that was told no manager: that of the queue's backend, of the class name of 0.1.x."""
+    """The manager of a client that was given none: that of the queue's backend, with the class name of 0.1.x."""
     section = _SECTIONS.get(kind)
     if section is None:
         return ClientStorageManager(client, kind, {})
@@ -140,9 +140,10 @@ def join_units(config: Mapping[str, Any], controller: str, secret: str | None = 
 
 
 def join_store(manager_type: str, config: Mapping[str, Any], controller: object) -> bool:
-    """Tell a controller that its program made where the Mooncake store of ``config`` is, which keeps its rows then.
+    """Move the controller of a program to the Mooncake store of ``config``, which then keeps its rows.
 
-    False where it cannot be told, or ``config`` names no master, or storage units. Raises as `join_units`.
+    Returns False if the controller does not accept a store, or ``config`` names no master or names storage units.
+    Raises like `join_units`.
     """
     units = config.get("zmq_info") or config.get("storage_unit_infos")
     if manager_type not in MANAGER_TYPES["MooncakeStore"] or units or not config.get("master_server_address"):

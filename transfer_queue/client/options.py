@@ -18,8 +18,8 @@ MissingFields = Literal["error", "drop"]
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Seconds. ``layout`` and ``missing_fields``: see ``config.attach``. ``allow_pickle``: as a writer; ``unpickle``:
-    as a reader."""
+    """Times are in seconds. ``layout`` and ``missing_fields``: see ``config.attach``. ``allow_pickle`` applies to
+    writes, ``unpickle`` to reads."""
 
     layout: Literal["jagged", "dense"] = "jagged"
     missing_fields: MissingFields = "error"
@@ -37,8 +37,8 @@ class ClientOptions:
 
     @classmethod
     def of(cls, config: AttachConfig) -> ClientOptions:
-        """``TQ_LAYOUT`` and ``TQ_MISSING_FIELDS`` go before the settings. Raises ConfigError for a variable
-        with a value that cannot be."""
+        """``TQ_LAYOUT`` and ``TQ_MISSING_FIELDS`` take precedence over the settings. Raises ConfigError for an invalid
+        value of a variable."""
         return cls(
             layout=_layout(config.layout),
             missing_fields=missing_fields(config.missing_fields, compatible=in_ray()),
@@ -56,8 +56,9 @@ class ClientOptions:
         )
 
     def decided(self, given: bool | None, queue: bool | None, authentic: bool) -> ClientOptions:
-        """Whether values are pickled and unpickled. ``given``: as the settings here say, if they do; ``queue``: as the
-        queue says; ``authentic``: is it known to be the queue? Its no always counts, its yes only then."""
+        """Decide whether values are pickled and unpickled. ``given``: the setting of this process; ``queue``: the
+        setting of the queue; ``authentic``: whether the queue proved its identity. The queue can always forbid it, but
+        allows it only if it is authentic."""
         if queue is False or given is False:
             return replace(self, allow_pickle=False, unpickle=False)
         return replace(self, allow_pickle=bool(given or queue), unpickle=bool(given or (queue and authentic)))
@@ -71,13 +72,13 @@ def _layout(default: Literal["jagged", "dense"]) -> Literal["jagged", "dense"]:
 
 
 def missing_fields(setting: MissingFields | None, *, compatible: bool) -> MissingFields:
-    """``TQ_MISSING_FIELDS``, else the setting, else ``drop`` for a program that is ``compatible``: of 0.1.x.
+    """``TQ_MISSING_FIELDS``, else the setting, else ``drop`` for a ``compatible`` program of 0.1.x or ``error``.
 
     Raises ConfigError.
     """
     text = os.environ.get("TQ_MISSING_FIELDS") or setting or ("drop" if compatible else "error")
     if text not in ("error", "drop"):
-        raise ConfigError(f"environment variable TQ_MISSING_FIELDS: {text!r} is not a choice; use error or drop")
+        raise ConfigError(f"environment variable TQ_MISSING_FIELDS: {text!r} is not a valid value; use error or drop")
     return "drop" if text == "drop" else "error"
 
 

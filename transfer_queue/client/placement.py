@@ -54,7 +54,7 @@ class Placement:
         self._run_bytes = 0
 
     def check_rows(self, block: EncodedBlock) -> None:
-        """Raises CapacityError for a row that no unit could hold even if it were empty."""
+        """Raises CapacityError for a row that exceeds the capacity of every unit."""
         most = max((info.capacity for info in self._units.values()), default=0)
         if not most or block.nbytes <= most:
             return

@@ -1,7 +1,7 @@
 """One queue for the ranks of a ``torchrun`` job on one machine: rank 0 starts it, the others find it by a store.
 
-The store holds the name of a file and no secret. The file has to be this user's, and private, so that nobody who can
-write to the store can make ranks attach to a queue of their own.
+The store holds the name of a file and no secret. The file must belong to this user and be private, so that others who
+can write to the store cannot make ranks attach to another queue.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Ranks:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Ranks | None:
-        """None where ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` do not name a job of several."""
+        """None if ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` do not name a job of several ranks."""
         rank, size, port = (environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         if not (rank.isdigit() and size.isdigit() and port.isdigit() and environ.get("MASTER_ADDR")):
             return None
         return cls(int(rank), environ) if int(size) > 1 else None
 
     def publish(self, attach_file: str) -> None:
-        """Tell the other ranks of the queue of this one. Raises StartError if the job has no store."""
+        """Publish the queue of this rank to the other ranks. Raises StartError if the job has no store."""
         self._open().set(self._key, json.dumps({"host": socket.gethostname(), "file": attach_file}))
 
     def withdraw(self) -> None:
-        """The queue is ending. Idempotent."""
+        """Remove the entry of a queue that ends. Idempotent."""
         store, self._store = self._store, None
         if store is not None:
-            with suppress(RuntimeError):  # the store may be gone before
+            with suppress(RuntimeError):  # the store may have ended before
                 store.delete_key(self._key)
 
     def find(self) -> tuple[AttachConfig, str]:
-        """The queue that rank 0 starts, and its file; waits for it. Raises StartError if it does not come."""
+        """Wait for the queue that rank 0 starts; return it and its file. Raises StartError if there is none in time."""
         store = self._open()
         waited = 0.0
         for slice_s in (_SILENCE_S, _WAIT_S - _SILENCE_S):

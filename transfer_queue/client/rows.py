@@ -293,7 +293,7 @@ class RowOperations:
         return Operation(self._counts(check_partition(partition_id)), _is_complete)
 
     def partition_counts(self, partition_id: str) -> Operation[dict[str, Any], dict[str, Any]]:
-        """See ``control.queries.count_rows``; nothing if there is no such partition."""
+        """See ``control.queries.count_rows``; empty for an unknown partition."""
         return Operation(self._counts(check_partition(partition_id)), dict)
 
     def stream_drained(self, task_name: str, partition_id: str) -> Operation[dict[str, Any], bool]:
@@ -318,7 +318,7 @@ class RowOperations:
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
 
     def row_counts(self) -> Operation[Reply, dict[str, int]]:
-        """By partition, of those that have rows."""
+        """Number of rows of each partition that has rows."""
 
         def finish(reply: Reply) -> dict[str, int]:
             counts = _value(reply)["partitions"]
@@ -331,7 +331,7 @@ class RowOperations:
 
 
 def _tags_of(metadata: BatchMeta, custom_meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """What a put to the rows of ``metadata`` merges into their tags; None for nothing."""
+    """The tags that a put to the rows of ``metadata`` merges into theirs; None if there are none."""
     own = metadata.custom_meta
     if not any(own):
         return custom_meta

@@ -45,14 +45,14 @@ log = logging.getLogger(__name__)
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _RETRY_S = (0.1, 1.0)
 _LOOK_S = 0.5
-"""How often a call that waits looks whether there is reason to."""
+"""Interval at which a waiting call checks whether to go on."""
 _SILENT_S = 5.0
-"""A server that lives says something every four seconds at the latest."""
+"""Silence after which a server is reported: a live server sends a message at least every four seconds."""
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
 _SILENCE_S = 2.0
-"""How long the first attach may take before it is said that, and for what, this process waits."""
+"""Time of the first attach after which a warning says what this process waits for."""
 
 
 class ControllerSession:
@@ -150,8 +150,8 @@ class ControllerSession:
         self.close()
 
     def check_open(self) -> None:
-        """Raises NotInitializedError once closed, ConnectionLostError once given up; NotAuthorizedError if refused and
-        ConfigError if the queue is another than is meant, at the first attach."""
+        """Raises NotInitializedError once closed and ConnectionLostError once given up. The first attach raises
+        NotAuthorizedError if refused and ConfigError if the queue is not the expected one."""
         if self._refused is not None:
             raise self._refused
         if self._gone:
@@ -235,7 +235,7 @@ class ControllerSession:
     # ------------------------------------------------------------------------------------------------------ connecting
 
     def lost(self) -> ConnectionLostError | None:
-        """Why the controller cannot be asked now; None if it can."""
+        """The error of a request now, if the controller is unreachable; otherwise None."""
         if self._connection is not None and not self._connection.closed:
             return None
         if self._ended:
@@ -352,13 +352,13 @@ class ControllerSession:
 
 
 def _unanswered(connection: Connection, command: Command) -> str:
-    """Why a request has no answer; empty for one that waits on purpose at a controller that lives."""
+    """Why a request has no answer; empty for a fetch that waits at a live controller."""
     dead = silence([connection])
     return dead or ("" if isinstance(command, Fetch) else f"no answer to {type(command).__name__} yet")
 
 
 def silence(connections: Iterable[Connection | None]) -> str:
-    """Which of the servers have not shown a sign of life for a while; empty if none."""
+    """The servers that have been silent for a while; empty if none."""
     now = asyncio.get_running_loop().time()
     return ", ".join(
         f"no sign of life from the {connection.peer} for {now - connection.last_received:.0f} s"

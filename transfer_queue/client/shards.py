@@ -106,8 +106,8 @@ async def attach(
 ) -> QueueEngine:
     """Attach to the queue that has a controller at one of ``addresses``, which names the others if there are any.
 
-    Those may be away: requests for their partitions wait for them. Raises ConfigError, also if the queue is not
-    ``target``, and ConnectionLostError.
+    The others may be unreachable: requests for their partitions wait for them. Raises ConfigError, also if the queue is
+    not ``target``, and ConnectionLostError.
     """
     first = Engine(addresses, client_id, run_copy, security, target=target)
     await first.open(timeout_s)

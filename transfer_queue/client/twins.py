@@ -13,8 +13,8 @@ _NAMED = re.compile(r"(?<=`)async_(?=\w+`)")
 
 
 def share_docstrings(calls: Mapping[str, Any]) -> None:
-    """Where one of ``f`` and ``async_f`` only refers to the other, it gets the docstring of that other, whose example
-    awaits or does not. What an editor reads without running anything stays the reference."""
+    """Where ``f`` or ``async_f`` only refers to the other, give it the docstring of the other, with an example that
+    fits. Editors, which do not run this, show the reference."""
     for name, call in calls.items():
         twin = calls.get(f"async_{name}")
         if twin is None:

@@ -1,4 +1,4 @@
-"""Nobody waits in silence: what a call waits for is logged while it waits."""
+"""Warnings about calls that wait: each warning names the server and the reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Waits"]
 log = logging.getLogger(__name__)
 
 _FIRST_S = 1.5
-"""How long a call waits before that is said."""
+"""Time after which a waiting call logs the first warning."""
 _AGAIN_S = 10.0
 
 
 class Waits:
-    """What the calls of one client wait for. Many calls that wait for the same are one warning."""
+    """The waits of one client's calls. Calls that wait for the same server share one warning."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}

@@ -77,7 +77,7 @@ def decode(
     """
     assembly = _Assembly(n, layout, copy, allow_pickle, device, least_view)
     found: dict[Any, Any] = {}
-    with torch.inference_mode(False):  # the caller's mode is not the batch's, which may be trained on later
+    with torch.inference_mode(False):  # the batch may be trained on outside of the caller's mode
         for schema in fields:
             found[schema.name] = assembly.field(schema, assembly.parts(schema.name, pieces[schema.name]))
     if all(isinstance(value, torch.Tensor) for value in found.values()):
@@ -270,7 +270,7 @@ class _Assembly:
 
     def ragged(self, schema: FieldSchema, parts: Sequence[_Part]) -> ColumnView:
         if self.may_stay(parts, parts[0].column.value_bytes):
-            _ = parts[0].column.starts  # do the sizes fit the bytes that are there?
+            _ = parts[0].column.starts  # raises if the sizes do not fit the bytes
             return parts[0].column.take(parts[0].rows)
         shape = schema.shape or ()
         axes = [axis for axis, size in enumerate(shape) if size is None]
@@ -326,8 +326,8 @@ class _Assembly:
     def shared_offsets(self, lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
         """The offsets of rows of these lengths and the extreme lengths.
 
-        It is the same tensor for all fields of this batch, so that torch lets them be computed with together, and a
-        tensor of this batch alone, which its owner may change.
+        All fields of this batch share the tensor, so that torch can compute with them together. Other batches do not
+        share it, so its owner may change it.
         """
         key = lengths.tobytes()
         found = self.offsets.get(key)

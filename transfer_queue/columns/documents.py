@@ -225,8 +225,8 @@ class _Reader:
     def unpickled(self, payload: memoryview) -> Any:
         if not self.allow_pickle:
             raise InvalidTypeError(
-                "the value was pickled, and unpickling is off here, as the queue does not allow it or did not prove to "
-                f"be that queue; to read it {_ALLOW}, and attach by the queue's own settings (TQ_CONFIG_FILE)"
+                "the value was pickled, and unpickling is off here, as the queue does not allow it or did not prove "
+                f"its identity; to read it {_ALLOW}, and attach by the queue's own settings (TQ_CONFIG_FILE)"
             )
         try:
             return pickle.loads(payload)

@@ -80,11 +80,11 @@ def _stacked_values(fields: LazyStackedTensorDict) -> dict[str, Any]:
 def _stacked_value(fields: LazyStackedTensorDict, name: str) -> Any:
     try:
         return fields.get(name)
-    except RuntimeError as error:  # of torch, which cannot stack the parts
+    except RuntimeError as error:  # torch cannot stack the parts
         shapes = [list(getattr(member.get(name), "shape", ())) for member in fields.tensordicts]
         raise UnsupportedFieldError(
             f"field {name!r}: a lazy stack along dimension {fields.stack_dim} of parts of the shapes {shapes[:5]} is "
-            "no tensor; pad them to one shape, or stack along dimension 0, where each part is a row"
+            "not a tensor; pad them to one shape, or stack along dimension 0, where each part is a row"
         ) from error
 
 
@@ -135,7 +135,7 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> ColumnView:
 
 
 def _has_rows(data: Any, rows: int) -> bool:
-    """Whether what one NonTensorData holds is a value for each row."""
+    """Whether the data of one NonTensorData holds a value for each row."""
     if isinstance(data, np.ndarray):
         return bool(data.ndim)
     return isinstance(data, (list, tuple)) and len(data) == rows

@@ -46,7 +46,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple
 @lru_cache(maxsize=256)
 def _length(size: int) -> torch.Tensor:
     """torch keeps the two lengths as the sizes of tensors without elements, which vary between batches."""
-    with torch.inference_mode(False):  # batches that are trained on use it too
+    with torch.inference_mode(False):  # batches for training share it
         length = torch.zeros(size, 0, dtype=torch.float32, device="cpu")
         torch._dynamo.mark_dynamic(length, 0)
     return length

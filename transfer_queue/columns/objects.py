@@ -26,9 +26,9 @@ def batch_encode_into(
     """Encode each object into a buffer of its own; ``batch_decode_from`` of the buffers gives the objects back.
 
     ``alloc_buff_func`` is called once, with the bytes each object needs, and returns one writable buffer for each, of
-    at least that size, anywhere in memory: slices of one registered buffer, say, or uint8 tensors of the CPU. The
-    caller owns the buffers and keeps them alive as long as they are used. Tensors and arrays are copied once, straight
-    into their buffer.
+    at least this size, anywhere in memory, for example slices of one registered buffer or uint8 tensors on the CPU. The
+    caller owns the buffers and keeps them alive while they are used. Tensors and arrays are copied once, directly into
+    their buffer.
 
     ``num_workers``: threads that copy. Only the copying of large buffers releases the GIL, so more than one is used
     from 16 MiB in total on; below that, starting threads costs more than they gain. Safe to call from many threads.
@@ -56,9 +56,9 @@ def batch_encode_into(
 
 
 def batch_decode_from(source_buffers: Sequence[Buffer], *, allow_pickle: bool = True) -> list[Any]:
-    """The objects in ``source_buffers``, uint8 tensors of the CPU among them. They own their memory.
+    """Decode the objects in ``source_buffers``, which may be uint8 tensors on the CPU. The objects own their memory.
 
-    A buffer may be longer than what was written to it.
+    A buffer may be longer than its content.
 
     Raises CorruptBlockError for damaged buffers, InvalidTypeError for pickled objects without ``allow_pickle``.
     """
@@ -69,5 +69,5 @@ def batch_decode_from(source_buffers: Sequence[Buffer], *, allow_pickle: bool = 
 
 
 def _memory(buffer: Any) -> Any:
-    """What a tensor of the CPU lies in; other buffers as they are."""
+    """The memory of a tensor on the CPU; other buffers unchanged."""
     return buffer.numpy() if hasattr(buffer, "numpy") else buffer

@@ -42,8 +42,8 @@ _plain_dispatch: Final[Any] = torch.Tensor.__torch_dispatch__
 
 
 def check_storable(tensor: torch.Tensor, where: str) -> None:
-    """Raises InvalidInputError, naming ``where``, the kind and what to do, for a tensor whose elements do not lie one
-    after the other in memory: sparse and mkldnn layouts, meta tensors, and subclasses that compute by themselves."""
+    """Raises InvalidInputError, naming ``where``, the kind and the fix, for a tensor without strided elements in
+    memory: sparse and mkldnn layouts, meta tensors, and subclasses with their own dispatch."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise InvalidInputError(f"{where}: {tensor.layout} tensors cannot be stored; use .to_dense()")
     kind = type(tensor)
@@ -57,7 +57,7 @@ def check_storable(tensor: torch.Tensor, where: str) -> None:
 def tensor_to_bytes(tensor: torch.Tensor, where: str) -> Bytes:
     """The elements of a strided tensor in row-major order, as a flat uint8 array.
 
-    Shares memory with a contiguous CPU tensor; otherwise copies once. Raises InvalidInputError as
+    Shares memory with a contiguous CPU tensor; otherwise copies once. Raises InvalidInputError like
     `check_storable`.
     """
     check_storable(tensor, where)

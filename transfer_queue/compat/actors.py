@@ -82,14 +82,14 @@ class ControllerHost(ControllerCalls):
                 self.shutdown()
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
-        """Where the controller answers, and where it can be told its store."""
+        """Addresses of the controller's requests and of the port that accepts its store."""
         info = super().get_zmq_server_info()
         info.ports[JOIN_PORT_NAME] = self._joining.port
         return info
 
     def _join(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Keep the queue's rows in the Mooncake store of ``asked["mooncake"]`` from now on: a section of settings that
-        names a master. The first one wins; the same one may be named again."""
+        """Keep the queue's rows in the Mooncake store of ``asked["mooncake"]``, a section of settings that names a
+        master. The first store wins; later calls must name the same store."""
         section = dict(asked["mooncake"])
         with self._lock:
             if self._store is None:
@@ -100,7 +100,7 @@ class ControllerHost(ControllerCalls):
         return {"address": self._server.address["address"]}
 
     def _move_to(self, section: dict[str, Any]) -> None:
-        """Start again on Mooncake, at the same address, with one storage unit, which owns a segment."""
+        """Restart on Mooncake, at the same address, with one storage unit, which owns a segment."""
         address = str(self._server.address["address"])
         plan = mooncake_plan(section)
         self.close_client()

@@ -1,4 +1,4 @@
-"""Helpers for key-value clients of a user, which receive tensors into registered memory."""
+"""Helpers for users' key-value clients that receive tensors into registered memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["allocate_empty_tensors", "compute_stride", "get_nbytes", "merge_cont
 def allocate_empty_tensors(
     dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]
 ) -> tuple[list[torch.Tensor], list[int], list[int], list[int]]:
-    """Tensors of these dtypes and shapes, all of one dtype in one allocation, in order.
+    """Allocate tensors of these dtypes and shapes; the tensors of one dtype share one allocation, in order.
 
     Returns:
         The tensors, the address of each, the address of each allocation, and its size in bytes. Allocations are in the
@@ -42,15 +42,15 @@ def compute_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def get_nbytes(dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]) -> list[int]:
-    """Bytes of a tensor of each dtype and shape."""
+    """Size in bytes of a tensor of each dtype and shape."""
     return [math.prod(shape) * dtype.itemsize for dtype, shape in zip(dtypes, shapes, strict=True)]
 
 
 def merge_contiguous_memory(ptrs: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Regions of memory by rising address, those that touch as one: addresses and sizes in bytes.
+    """Merge adjacent regions of memory; return their addresses, in rising order, and their sizes in bytes.
 
     Raises:
-        InvalidInputError: a ValueError, for another number of sizes than addresses.
+        InvalidInputError: a ValueError, if the numbers of sizes and addresses differ.
     """
     if len(ptrs) != len(sizes):
         raise InvalidInputError(f"ptrs and sizes must have the same length, not {len(ptrs)} and {len(sizes)}")

@@ -11,7 +11,7 @@ __all__ = ["StreamingTokenBudgetSampler"]
 
 
 class _Counted:
-    """A partition in whose tags every row has its ``total_lengths``: ``default`` where it is absent."""
+    """A partition whose rows all have the tag ``total_lengths``; it is ``default`` where absent."""
 
     def __init__(self, partition: Any, default: int) -> None:
         self._partition = partition
@@ -24,10 +24,10 @@ class _Counted:
 
 
 class StreamingTokenBudgetSampler(GRPOGroupNSampler):
-    """With ``token_budget`` in the sampling config as `TokenBudgetSampler`, in whole groups, for ``dp_size`` ranks of
-    the config; a row without the tag ``total_lengths`` counts as the whole budget. Unless ``allow_underfill`` is false
-    there, what does not fill the budget is handed out, too, once there is a group for each rank. Without a budget as
-    `GRPOGroupNSampler`.
+    """Samples by tokens or by groups. With ``token_budget`` in the sampling config it works like `TokenBudgetSampler`,
+    in whole groups, for ``dp_size`` ranks of the config; a row without the tag ``total_lengths`` counts as the whole
+    budget. Unless ``allow_underfill`` is false there, it also returns rows that do not fill the budget, once there is a
+    group for each rank. Without a budget it works like `GRPOGroupNSampler`.
 
     ``balance_unit_multiplier`` is checked and has no further effect: all ready rows are balanced.
     """

@@ -85,7 +85,7 @@ def is_ipv6_address(ip: str) -> bool:
 
 
 def get_env_bool(env_key: str, default: bool = False) -> bool:
-    """Whether an environment variable says 1, true, yes, y or on, in any case."""
+    """Whether an environment variable is 1, true, yes, y or on, in upper or lower case."""
     text = os.environ.get(env_key)
     return default if text is None else text.strip().lower() in ("1", "true", "yes", "y", "on")
 

@@ -31,22 +31,22 @@ class ControllerAddresses(Document):
 
 
 class AttachSecurity(PeerSecurity):
-    """``allow_pickle``: may values that msgpack cannot carry be pickled by writers and unpickled by readers? None: as
-    the queue says, if it proves that it is the queue. A queue that says no is always obeyed."""
+    """``allow_pickle``: whether writers pickle and readers unpickle values that msgpack cannot carry. None: the setting
+    of the queue, if it proves its identity. A queue that forbids it always takes precedence."""
 
     allow_pickle: bool | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which queue is meant. None: any. ``origin``: the setting that names it."""
+    """The expected queue. None: any. ``origin``: the setting that names it."""
 
     name: str | None = None
     uid: str | None = None
     origin: str = ""
 
     def mismatch(self, name: str, uid: str | None, address: str) -> str | None:
-        """Why the queue that answers at ``address`` is another one; None if it is not."""
+        """Why the queue that answers at ``address`` is not the expected queue; None if it is."""
         found = name if name != (self.name or name) else f"{name} with uid {uid}"
         if self.name not in (None, name):
             meant = f"queue {self.name}"
@@ -61,13 +61,13 @@ class Target:
 
 
 class AttachConfig(TerseDocument):
-    """Everything else (backend, its settings, units) comes from the controller, which is refused if it is that of a
-    queue with another ``name`` or ``uid``.
+    """How to reach a queue. Everything else (backend, its settings, units) comes from the controller, which is refused
+    if its queue has another ``name`` or ``uid``.
 
-    ``layout``: how fields of two or more dimensions come back. ``missing_fields``: what a get by key does with a named
-    field that some of the rows lack: ``error`` refuses it, ``drop`` leaves it out as 0.1.x does; None: ``drop`` where
-    Ray is initialized, as in every program of 0.1.x, else ``error``. ``traces``: OpenTelemetry spans; None: if the
-    environment asks for them.
+    ``layout``: how fields of two or more dimensions come back. ``missing_fields``: how a get by key treats a named
+    field that some of the rows lack: ``error`` refuses it, ``drop`` leaves it out as in 0.1.x; None: ``drop`` where
+    Ray is initialized, as in every program of 0.1.x, otherwise ``error``. ``traces``: whether to write OpenTelemetry
+    spans; None: if the environment asks for them.
     """
 
     name: str | None = None
@@ -80,13 +80,13 @@ class AttachConfig(TerseDocument):
     _origin: str = PrivateAttr(default="")
 
     def found_in(self, origin: str) -> AttachConfig:
-        """The same; errors say that ``origin`` names it."""
+        """Set the ``origin`` that errors name; return the same settings."""
         self._origin = origin
         return self
 
     @property
     def target(self) -> Target:
-        """Which queue is meant."""
+        """The expected queue."""
         return Target(self.name, self.uid, self._origin)
 
 

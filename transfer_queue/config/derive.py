@@ -16,7 +16,7 @@ __all__ = ["Site", "controller_config", "shard_configs", "unit_config"]
 
 @dataclass(frozen=True)
 class Site:
-    """What a resource does not say: where its processes run and how they reach each other.
+    """Settings that a resource does not hold: where its processes run and how they reach each other.
 
     Attributes:
         host: Address that every server listens on.
@@ -44,7 +44,7 @@ class Site:
 
 
 def controller_config(name: str, spec: Spec, site: Site) -> ControllerConfig:
-    """Settings of the only controller; of several, :func:`shard_configs` makes those of each from them."""
+    """Settings of a single controller; :func:`shard_configs` derives the settings of several from them."""
     controller = spec.controller
     durable = controller.durability != "none"
     return ControllerConfig(
@@ -58,7 +58,7 @@ def controller_config(name: str, spec: Spec, site: Site) -> ControllerConfig:
         lease_s=controller.lease_seconds,
         durability=controller.durability,
         backend=_backend(spec, site),
-        # Those of the backend ray are actors of programs, which start as many as they like.
+        # Units of the backend ray are actors of programs, which start any number of them.
         expected_units=0 if spec.backend.kind == "ray" else spec.storage.replicas,
         **_given(
             advertise_host=site.controller_host,
@@ -74,7 +74,7 @@ def shard_configs(one: ControllerConfig, addresses: Sequence[str], ports: Sequen
     """Settings of the controllers at ``addresses`` (host:port), which listen at ``ports``: each has its share of rows.
 
     Args:
-        one: Settings of a controller that is alone.
+        one: Settings of a single controller.
         addresses: Where each controller is reached.
         ports: Where each controller listens.
     """
@@ -100,9 +100,9 @@ def unit_config(name: str, spec: Spec, site: Site, controllers: Sequence[str], n
     """Settings of a storage unit.
 
     Args:
-        name: Its name.
-        spec: That of the resource.
-        site: Where it runs.
+        name: Name of the unit.
+        spec: Spec of the resource.
+        site: Place where the unit runs.
         controllers: host:port of each controller.
         number: Its number among units that share an address, and so a range of ports.
     """

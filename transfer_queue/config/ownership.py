@@ -1,4 +1,4 @@
-"""Whose a folder or file is, before it is trusted, overwritten or removed. A name proves nothing."""
+"""Checks of the owner of a folder or file before it is trusted, overwritten or removed. Names prove nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_folder(path: Path, own: int = 1, *, fix: str) -> None:
-    """Make ``path`` readable for this user alone. The last ``own`` parts of it have to be this user's.
+    """Make ``path`` readable only by this user, who must own its last ``own`` parts.
 
-    Raises StartError, naming the part and ``fix``, for a part that is a link or no folder, that belongs to another
-    user, or into which others may write; OSError if a folder cannot be made.
+    Raises StartError, naming the part and ``fix``, for a part that is a link or not a folder, belongs to another user,
+    or is writable by others; OSError if a folder cannot be made.
     """
     parts = [path, *path.parents][:own]
     parts[-1].parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +46,8 @@ def _check_folder(path: Path, fix: str) -> None:
 
 
 def check_file(descriptor: int, path: Path) -> None:
-    """Raises StartError if an open file is not a regular one, or if another user may have put it there: it is not this
-    user's, and everybody may write to its folder."""
+    """Raises StartError if an open file is not regular, or if another user may have made it: this user does not own it,
+    and its folder is world-writable."""
     found, folder = os.fstat(descriptor), path.parent.stat()
     if not stat.S_ISREG(found.st_mode):
         raise StartError(f"{path} is not a regular file; remove it or choose another folder")
@@ -59,7 +59,7 @@ def check_file(descriptor: int, path: Path) -> None:
 
 
 def is_own(path: Path, magic: bytes) -> bool:
-    """Whether a file begins as this program writes it: with ``magic``, or as much of that as a crash left."""
+    """Whether a file begins with ``magic``, or with the part of it that a crash left."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return _begins(descriptor, magic)
@@ -68,9 +68,9 @@ def is_own(path: Path, magic: bytes) -> bool:
 
 
 def open_own(path: Path, magic: bytes) -> int:
-    """Open a file for writing from its start on, made with mode 0600 if it is absent; one that is there is emptied.
+    """Open a file for writing from its start. It is made with mode 0600 if absent, and truncated if present.
 
-    Raises FileExistsError for one that does not begin with ``magic``, and for a link.
+    Raises FileExistsError for a file that does not begin with ``magic``, and for a link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -81,7 +81,7 @@ def open_own(path: Path, magic: bytes) -> int:
         raise
     if not _begins(descriptor, magic):
         os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, f"{path.name} is of something else; move it away")
+        raise FileExistsError(errno.EEXIST, f"{path.name} belongs to another program; move it away")
     os.ftruncate(descriptor, 0)
     return descriptor
 

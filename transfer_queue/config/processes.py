@@ -61,9 +61,9 @@ class ControllerConfig(Document):
     name: str = "default"
     """Name of the queue."""
     uid: str | None = None
-    """Identity of the queue, the same after every restart; clients refuse a queue with another one than they know."""
+    """Identity of the queue, the same after every restart. Clients refuse a queue with another identity."""
     allow_pickle: bool | None = None
-    """What clients that do not know otherwise are told; see ``AttachSecurity``. Servers never unpickle."""
+    """Default for clients without a setting of their own; see ``AttachSecurity``. Servers never unpickle."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=defaults.CONTROLLER_PORT, ge=0, le=65535)
@@ -113,8 +113,8 @@ class StorageUnitConfig(Document):
     capacity: Bytes = Field(default=int(Quantity(defaults.STORAGE_CAPACITY)), ge=SMALLEST_CAPACITY)
     """Bytes of the arena or segment."""
     memory_share: float = Field(default=0, ge=0, le=1)
-    """Unless 0, the arena has this share of the memory that is free at the start, where that is more than ``capacity``;
-    pages beyond ``capacity`` are taken as rows need them."""
+    """Unless 0, the arena has this share of the free memory at the start, if it is more than ``capacity``. Pages beyond
+    ``capacity`` are allocated as rows need them."""
     directory: str = "/dev/shm"
     """Where the arena's file is made; a tmpfs that clients on the same host share."""
     durability: Durability = "none"
@@ -123,7 +123,7 @@ class StorageUnitConfig(Document):
     prefault: bool = True
     """Touch the arena's pages in the background after start."""
     reserve: bool = False
-    """Give the arena its place at the start, so that no write meets a full disk. For a ``directory`` on a disk."""
+    """Allocate the arena's disk space at the start, so that no write meets a full disk. For a ``directory`` on disk."""
     timing: Timing = Timing()
     security: ServerSecurity = ServerSecurity()
     """The same policy and tokens as the controller's."""

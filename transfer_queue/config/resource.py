@@ -576,9 +576,9 @@ def parse(document: Any) -> TransferQueue:
 
 
 def _empty_backends(document: Any) -> list[str]:
-    """YAML reads a name with nothing after it as null, which is no backend."""
+    """Errors for backends without a value, which YAML reads as null."""
     backend: Any = document
     for name in ("spec", "backend"):
         backend = backend.get(name) if isinstance(backend, dict) else None
     names = [name for name, value in backend.items() if value is None] if isinstance(backend, dict) else []
-    return [f"spec.backend.{name}: nothing is set; for its defaults write {name}: {{}}" for name in names]
+    return [f"spec.backend.{name}: has no value; for its defaults write {name}: {{}}" for name in names]

@@ -1,4 +1,4 @@
-"""What a resource says of all its pods: a pod template that is laid over those that the operator makes."""
+"""The pod template of a resource, which the operator lays over all pods of the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Object = dict[str, JsonValue]
 
 
 class PodMetadata(Model):
-    """Labels and annotations; those of the operator stay as they are."""
+    """Labels and annotations. They do not replace those of the operator."""
 
     labels: dict[str, str] = Field(default={}, description="Further labels, such as a queue name of Kueue.")
     annotations: dict[str, str] = Field(default={}, description="Further annotations.")
@@ -57,12 +57,12 @@ class PodSpec(Model):
 
 
 class PodTemplate(Model):
-    """Laid over every pod of the queue; ``tq up`` ignores it."""
+    """A template that is laid over every pod of the queue. ``tq up`` ignores it."""
 
     metadata: PodMetadata = Field(default=PodMetadata(), description="Labels and annotations.")
     spec: PodSpec = Field(default=PodSpec(), description="Fields of the pods.")
 
     @property
     def fields(self) -> Object:
-        """What is set of the pods' spec, as in YAML."""
+        """The fields of the pods' spec that are set, as in YAML."""
         return self.spec.model_dump(mode="json", by_alias=True, exclude_none=False, exclude_unset=True)

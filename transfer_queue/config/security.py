@@ -40,8 +40,8 @@ class PeerSecurity(TerseDocument):
     token_file: str | None = None
     """A file whose only content is the token."""
     secret: str | None = Field(default=None, repr=False, min_length=16)
-    """What all processes of one queue know, and both sides of a connection prove to each other. Made by the process
-    that starts the queue; files with it are private to its user."""
+    """Secret of all processes of one queue, which both sides of a connection prove to know. The process that starts the
+    queue makes it; files with it are private to its user."""
 
 
 class ServerSecurity(PeerSecurity):

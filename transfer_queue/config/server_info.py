@@ -22,7 +22,7 @@ __all__ = [
 CONTROLLER_PORT_NAME = "request_handle_socket"
 UNIT_PORT_NAME = "put_get_socket"
 JOIN_PORT_NAME = "join_socket"
-"""Of a server that has yet to be told something: a storage unit its controller, a controller its store."""
+"""Port of a server that waits for settings: a storage unit for its controller, a controller for its store."""
 
 
 class ExplicitEnum(str, Enum):
@@ -51,7 +51,7 @@ class ZMQServerInfo:
     """
 
     secret: str | None = None
-    """See ``PeerSecurity``. It goes with the object to other processes, and is in no text of it."""
+    """See ``PeerSecurity``. It is pickled with the object, but its repr does not show it."""
 
     def __init__(self, role: Role | str, id: str, ip: str, ports: dict[str, int]) -> None:  # noqa: A002 - as in 0.1.x
         self.role = role

@@ -26,9 +26,9 @@ _IN_EFFECT = ("controller", "metrics", SIMPLE, MOONCAKE)
 _ADDED = {"metrics.endpoint", "controller.addresses"}
 _NAMED = ("controller", "metrics", "backend")
 _NEAR = 0.8
-"""How much of a name has to agree with that of a setting to be a slip; 1: all of it."""
+"""Similarity to the name of a setting above which a name counts as misspelt; 1: identical."""
 ATTACH_SETTINGS = ("name", "uid", "layout", "missing_fields", "traces", "security")
-"""What ``conf`` may say, besides ``controller``, where it names a queue."""
+"""Settings of a ``conf`` that names a queue, besides ``controller``."""
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[object], str]:
@@ -88,9 +88,9 @@ _WITHOUT_EFFECT = {
 
 
 def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse what is meant to be a setting and is none: names near to one, and whole resources.
+    """Refuse misspelt settings and whole resources.
 
-    Other names are a program's own, and kept. Raises ConfigError.
+    Other unknown names belong to the program and are kept. Raises ConfigError.
     """
     if "spec" in given and ("kind" in given or "apiVersion" in given):
         raise ConfigError(

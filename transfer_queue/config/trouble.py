@@ -1,4 +1,4 @@
-"""Why servers of a queue of this machine are gone: noted by ``tq up``, read by ``tq status`` and waiting programs."""
+"""Why servers of a local queue ended: ``tq up`` writes it, ``tq status`` and waiting programs read it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Trouble", "clear_trouble", "read_trouble", "state_root", "trouble_at
 
 _NAME = "trouble.json"
 _BYTES = 4096
-"""Of the file, always: it is overwritten in place, which needs no room on a disk that is full."""
+"""Size of the file. It is overwritten in place, which also works on a full disk."""
 
 
 class Trouble(msgspec.Struct):
-    """What is wrong with a queue.
+    """The reason why a queue, or one of its servers, ended.
 
-    ``state``: ``restarting``: a server is started again. ``failed``: the queue ended, as a server cannot start.
-    ``down``: it was taken down.
+    ``state``: ``restarting``: a server is being restarted. ``failed``: the queue ended because a server cannot start.
+    ``down``: the queue was taken down.
     """
 
     queue: str
@@ -47,9 +47,9 @@ def state_root() -> Path:
 
 
 def clear_trouble(folder: Path, addresses: Iterable[str] = ()) -> None:
-    """Make the file of the queue whose folder this is, or empty it.
+    """Create the file of the queue with this folder, or empty it.
 
-    Its controllers serve at ``addresses`` from now on: what other queues noted that were there before is gone too.
+    Its controllers now serve at ``addresses``, so the notes of other queues that served there before are emptied too.
     """
     wanted = set(addresses)
     noted = [path.parent for path in state_root().glob(f"*/{_NAME}")]
@@ -60,7 +60,7 @@ def clear_trouble(folder: Path, addresses: Iterable[str] = ()) -> None:
 
 
 def write_trouble(folder: Path, trouble: Trouble) -> None:
-    """Note ``trouble``, with the time. Nothing is noted where that is impossible."""
+    """Write ``trouble`` with the time. Errors of the file system are ignored."""
     trouble.at = time.time()
     with suppress(OSError):
         _write(folder, msgspec.json.encode(trouble))
@@ -75,7 +75,7 @@ def _write(folder: Path, content: bytes) -> None:
 
 
 def read_trouble(folder: Path) -> Trouble | None:
-    """What was noted last; None if nothing."""
+    """The last note; None if there is none."""
     with suppress(OSError, msgspec.DecodeError):
         if content := (folder / _NAME).read_bytes().strip():
             return msgspec.json.decode(content, type=Trouble)
@@ -83,7 +83,7 @@ def read_trouble(folder: Path) -> Trouble | None:
 
 
 def trouble_at(addresses: Iterable[str]) -> Trouble | None:
-    """The trouble of the queue of this user and machine whose controller is at one of ``addresses``."""
+    """The note of this user's local queue with a controller at one of ``addresses``."""
     wanted = set(addresses)
     folders = [path.parent for path in state_root().glob(f"*/{_NAME}")]
     if os.environ.get("TQ_CONFIG_FILE"):

@@ -1,4 +1,4 @@
-"""The state of a queue as it goes into a checkpoint, and from one into a queue, in place of what is there."""
+"""Capture the state of a queue for a checkpoint, and load a captured state into a queue."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def capture(core: ControlCore) -> dict[str, Any]:
 
 
 def adopt(core: ControlCore, captured: dict[str, Any], *, replace: bool = False) -> dict[str, int]:
-    """Take over a captured state whose blocks have been stored under new ids. Rows keep their indexes in a new queue;
-    in one that had rows before they move up behind those. A sampler of another class than the saved one starts afresh.
+    """Adopt a captured state whose blocks have been stored under new ids. Rows keep their indexes in a new queue; in a
+    queue that had rows they get higher indexes. A sampler of another class than the saved one starts without state.
 
-    ``replace``: partitions that are there go away at the same moment; else none may have rows. Returns the number of
-    rows of each partition that had rows and went away.
+    ``replace``: existing partitions are removed atomically; otherwise none may have rows. Returns the number of rows of
+    each removed partition that had rows.
 
     Raises QueueNotEmptyError, CapacityError, DataLostError, SamplerError, RequestError for a damaged state; then
     nothing changed.
@@ -82,12 +82,12 @@ def check_empty(core: ControlCore) -> None:
     if found:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
-            "or let it replace what is there (replace=True)"
+            "or replace the rows of the queue (replace=True)"
         )
 
 
 def counted(rows: dict[str, int]) -> str:
-    """Rows by partition, in words; the first few partitions by name."""
+    """Describe the rows by partition, with the names of the first few partitions."""
     names = ", ".join(f"{name!r}"[:80] + f": {count}" for name, count in list(rows.items())[:5])
     more = f" and {len(rows) - 5} partitions more" if len(rows) > 5 else ""
     return f"{sum(rows.values())} rows ({names}{more})"
@@ -95,7 +95,7 @@ def counted(rows: dict[str, int]) -> str:
 
 def load(core: ControlCore, moved: dict[str, Any]) -> None:
     """Not for hosts: a part of adopting, and of its replay."""
-    with core.log.silenced():  # the record of the adoption implies it
+    with core.log.silenced():  # the record of the adoption implies these clears
         for partition in list(core.partitions.values()):
             core.clear_partition(partition)
     core.space.used = 0

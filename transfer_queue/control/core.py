@@ -372,7 +372,7 @@ class ControlCore:
         return partition
 
     def admit(self) -> None:
-        """Not for hosts: carry out parked commits, first come first, as far as the sample budget goes."""
+        """Carry out parked commits in order, as far as the sample budget allows. Internal: hosts do not call it."""
         while self.room.commits:
             waiter = next(iter(self.room.commits.values()))
             command = waiter.command

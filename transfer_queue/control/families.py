@@ -19,7 +19,7 @@ __all__ = ["Family", "FieldTable", "Layout", "Selection"]
 
 _MAX_CACHED = 128
 _MAX_NUMBERS = 128
-"""Schemas of one answer beyond which what they have in common is not kept."""
+"""Number of schemas of one answer beyond which their merged schema is not cached."""
 _MISSING = np.int32(-1).tobytes()
 _ZERO = np.int32(0).tobytes()
 

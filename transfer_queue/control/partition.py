@@ -40,7 +40,7 @@ __all__ = ["Partition", "Queueing"]
 _MAX_SUBSCRIPTIONS = 256
 _FEW_SUBSCRIPTIONS = 16
 _MAX_READY_BYTES = 64 << 20
-"""Above this, at a byte a row, only a few subscriptions are kept; a task that comes back costs a look at all rows."""
+"""Above this, at one byte per row, few subscriptions are kept; a task that returns then scans all rows."""
 _MAX_LAYOUTS = 128
 _MAX_ASKED = 1024
 _TRIM_FROM = 1024
@@ -144,7 +144,7 @@ class Partition:
         return as_positions(rows)[lost]
 
     def count_lost(self) -> int:
-        """Rows that lost a cell."""
+        """Number of rows that lost a cell."""
         used = self.table.used
         if all(int(family.slot.array[:used].min(initial=0)) >= 0 for family in self.fields.families):
             return 0
@@ -187,7 +187,7 @@ class Partition:
         return task
 
     def drop_if_blank(self, task: Task) -> None:
-        """Forget a task of which there is nothing to know."""
+        """Forget a task without state."""
         if task.is_blank:
             del self.tasks[task.name]
 
@@ -217,8 +217,8 @@ class Partition:
         return subscription
 
     def _shed_subscriptions(self, capacity: int, more: int) -> None:
-        """Drop those that were not used for longest, so that they and ``more`` keep their bounds with room for
-        ``capacity`` rows. Those with waiters stay."""
+        """Drop the least recently used subscriptions, so that the rest and ``more`` stay within the bounds at
+        ``capacity`` rows. Subscriptions with waiters stay."""
         most = max(_FEW_SUBSCRIPTIONS, min(_MAX_SUBSCRIPTIONS, _MAX_READY_BYTES // capacity))
         excess = len(self.subscriptions) + more - most
         if excess > 0:
@@ -435,7 +435,7 @@ class Partition:
             self.log.record(BatchAssigned(self.name, task.name, rank, batch, to_runs(rows, self.base)))
 
     def reset(self, task_name: str | None) -> None:
-        """Nothing is taken any more, by one task or by all; those in whose name nobody waits are unknown again."""
+        """Reset one task or all tasks to no consumed rows, and forget the tasks without waiters."""
         named = self.tasks.values() if task_name is None else filter(None, [self.tasks.get(task_name)])
         for task in list(named):
             task.forget()

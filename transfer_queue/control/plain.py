@@ -9,7 +9,7 @@ import numpy as np
 __all__ = ["copy_plain", "copy_tag", "pack_arrays", "unpack_arrays"]
 
 _ARRAY = "\0ndarray"
-"""The only key of a dict that stands for an array: a name that no caller gives."""
+"""The only key of a dict that encodes an array. Callers do not use this name."""
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 
 
@@ -37,7 +37,7 @@ def copy_tag(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 def pack_arrays(params: dict[str, Any]) -> dict[str, Any]:
-    """Arrays of numbers among the values, and tensors, as plain data."""
+    """Encode numeric arrays and tensors among the values as plain data."""
     return {name: _packed(value) for name, value in params.items()}
 
 
@@ -50,7 +50,7 @@ def _packed(value: Any) -> Any:
 
 
 def unpack_arrays(params: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `pack_arrays`. Raises ValueError, TypeError for what it did not make."""
+    """The inverse of `pack_arrays`. Raises ValueError, TypeError for invalid data."""
     return {name: _unpacked(value) for name, value in params.items()}
 
 

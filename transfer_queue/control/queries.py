@@ -202,8 +202,8 @@ def tagged_keys(partition: Partition) -> dict[str, dict[str, Any]]:
 
 
 def tagged_keys_in_parts(partition: Partition) -> Iterator[dict[str, dict[str, Any]]]:
-    """As `tagged_keys`, a thousand rows at a time, not copied. The partition may change between two of them: rows that
-    were created since the first are left out, as are those that were cleared before their turn."""
+    """Like `tagged_keys`, but a thousand rows at a time and without copies. The partition may change between two parts:
+    rows that are created after the first part, or cleared before their part, are left out."""
     get, nothing = partition.tags.get, dict[str, Any]()
     ordinal, end = partition.base, partition.base + partition.table.used
     while ordinal < end and partition.key_of is not None:

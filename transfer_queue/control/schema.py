@@ -51,8 +51,8 @@ schema_key = msgspec.msgpack.Encoder().encode
 
 
 class PutSchema:
-    """The fields of one put, shared by all blocks written with equal ones. ``blocks`` counts those still live. ``key``:
-    see `schema_key`."""
+    """The fields of one put, shared by all blocks with equal fields. ``blocks`` counts the live blocks. ``key``: see
+    `schema_key`."""
 
     __slots__ = ("blocks", "by_name", "fields", "key", "number", "sorted_names")
 
@@ -76,7 +76,7 @@ class SchemaTable:
         self._last = 0
 
     def share(self, fields: Sequence[FieldSchema], key: bytes) -> PutSchema:
-        """The one that blocks of these fields use already, or a new one."""
+        """The schema that blocks of these fields already use, or a new one."""
         schema = self._by_key.get(key)
         if schema is None:
             self._last += 1
@@ -100,7 +100,7 @@ class SchemaTable:
         schema.blocks -= blocks
         if not schema.blocks:
             del self._live[number]
-            if self._by_key.get(schema.key) is schema:  # an older snapshot may have two of a key
+            if self._by_key.get(schema.key) is schema:  # an older snapshot may have two schemas with one key
                 del self._by_key[schema.key]
 
     def dump(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Columns that hold what differs from zero: their memory follows the rows that were written, not all rows."""
+"""Sparse columns: their memory depends on the rows that are not zero, not on all rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MASK = _CHUNK - 1
 
 
 class SparseColumn:
-    """One number a row, by position; zero where nobody wrote another.
+    """One number per row, by position; zero by default.
 
-    Chunks of 512 rows exist where a row was not zero; all others are one chunk of zeros. The memory is the item size a
-    row of the chunks that exist, and 4 bytes a chunk between the first and the last of them.
+    Chunks of 512 rows exist where a row was not zero; all others share one chunk of zeros. The memory is the item size
+    per row of the existing chunks, and 4 bytes per chunk between the first and the last of them.
     """
 
     # A *place* is a position plus ``_offset``; ``_where`` gives each chunk of places its row of ``_pool``. Row 0 of the
@@ -32,7 +32,7 @@ class SparseColumn:
         self.clear()
 
     def clear(self) -> None:
-        """All rows are zero."""
+        """Set all rows to zero."""
         self._offset = 0
         self._used = 1
         self._where: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -49,11 +49,11 @@ class SparseColumn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the chunks, with room for more, and of their places."""
+        """Bytes of the chunks, including spare ones, and of their places."""
         return self._pool.nbytes + self._where.nbytes
 
     def count(self, value: int) -> int:
-        """Rows that hold ``value``, which is not 0."""
+        """Number of rows that hold ``value``, which is not 0."""
         return int(np.count_nonzero(self._pool[1 : self._used] == value))
 
     # ------------------------------------------------------------------------------------------------------- reading
@@ -68,7 +68,7 @@ class SparseColumn:
         return 0
 
     def __getitem__(self, rows: Rows) -> NDArray[Any]:
-        """The numbers of ``rows``, to be read before the next write: a view where one chunk has them all."""
+        """The numbers of ``rows``, valid until the next write: a view if they are all in one chunk."""
         if not isinstance(rows, slice):
             return self._gather(rows)
         start, stop = rows.start + self._offset, rows.stop + self._offset
@@ -108,7 +108,7 @@ class SparseColumn:
     # ------------------------------------------------------------------------------------------------------- writing
 
     def __setitem__(self, rows: Rows, value: int) -> None:
-        """The same number for all of ``rows``."""
+        """Set all of ``rows`` to one number."""
         if not isinstance(rows, slice):
             if len(rows):
                 self._scatter(rows, value)
@@ -161,7 +161,7 @@ class SparseColumn:
             self._flat[self._flat_places(places)] = value
 
     def _cover(self, start: int, stop: int) -> None:
-        """Places for the positions from ``start`` to ``stop``."""
+        """Make places for the positions from ``start`` to ``stop``."""
         if not len(self._where):
             self._offset = -(start & ~_MASK)
         before = -min((start + self._offset) >> _SHIFT, 0)
@@ -172,7 +172,7 @@ class SparseColumn:
             self._offset += before << _SHIFT
 
     def _fill_in(self, chunks: list[int]) -> None:
-        """Chunks of zeros at these places of ``_where``."""
+        """Add chunks of zeros at these places of ``_where``."""
         first = self._used
         self._used += len(chunks)
         if self._used > len(self._pool):
@@ -191,7 +191,7 @@ class SparseColumn:
         self._adopt(chunks, np.arange(len(chunks)))
 
     def drop_front(self, rows: int) -> None:
-        """Forget the first ``rows`` rows; the others move down. Chunks in which all is zero go too."""
+        """Forget the first ``rows`` rows; the others move down. Chunks that are all zero are dropped."""
         self._write_run(0, rows, 0)
         self._offset += rows
         gone = self._offset >> _SHIFT
@@ -200,7 +200,7 @@ class SparseColumn:
             self._adopt(self._pool, self._where[gone:])
 
     def _adopt(self, chunks: NDArray[Any], where: NDArray[Any]) -> None:
-        """The rows ``where`` of ``chunks`` are all there is, without those that are zero."""
+        """Replace the content by the rows ``where`` of ``chunks``, without chunks that are all zero."""
         exist = np.flatnonzero(chunks[where].any(axis=1))
         if not len(exist):
             self.clear()
@@ -217,7 +217,7 @@ class SparseColumn:
 
 
 def _widen(where: NDArray[np.int32], before: int, after: int) -> NDArray[np.int32]:
-    """With so many chunks of zeros at each end."""
+    """Return ``where`` with this many chunks of zeros added at each end."""
     wide = np.zeros(before + len(where) + after, np.int32)
     wide[before : before + len(where)] = where
     return wide

@@ -45,16 +45,16 @@ class Task:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the task is as one that nobody ever named."""
+        """Whether the task has no state, like a task that was never named."""
         return not self.subscriptions and not self.batches and self.taken.is_empty
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept a row."""
+        """Bytes of the state per row."""
         return self.taken.nbytes + (0 if self.lease is None else self.lease.nbytes)
 
     def forget(self) -> None:
-        """Nothing is taken any more."""
+        """Forget all taken rows."""
         self.taken.clear()
         self.batches.clear()
         self.lease = None

@@ -63,7 +63,7 @@ def fetch_batch(
 def chunk_batch_fn(
     td: TensorDict, batch_meta: BatchMeta, micro_batch_size: int = 1
 ) -> list[tuple[TensorDict, BatchMeta]]:
-    """``td`` and ``batch_meta`` in pieces of ``micro_batch_size`` rows, the last one perhaps shorter.
+    """Split ``td`` and ``batch_meta`` into pieces of ``micro_batch_size`` rows; the last piece may be shorter.
 
     Nested fields keep their layout, dense ones are views. Raises InvalidTypeError (a TypeError) if ``td`` is no
     TensorDict or ``batch_meta`` no BatchMeta, InvalidInputError (a ValueError) for a size below 1 or above the

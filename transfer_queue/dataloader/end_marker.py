@@ -21,7 +21,7 @@ def mark_end(
 
     The partition has ended once ``producers`` producers of different names have said so. Streaming datasets then hand
     out what is left, also less than a batch, and end. The marker outlives the partition: before reusing the name, call
-    ``clear_end``. Where there is one producer, ``put(..., is_last=True)`` says the same. Raises InvalidInputError,
+    ``clear_end``. With a single producer, ``put(..., is_last=True)`` has the same effect. Raises InvalidInputError,
     InvalidTypeError.
     """
     check_partition(partition_id)
@@ -40,7 +40,7 @@ def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> N
 
 
 def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
-    """Whether a put said ``is_last``, or all producers have marked the end; the partition's rows are then all there."""
+    """Whether the partition is complete: a put had ``is_last``, or all producers have marked the end."""
     meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
     if any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta):
         return True

@@ -18,7 +18,7 @@ __all__ = ["StreamingDataLoader"]
 
 _END_S = 1.0
 _NOTICE_S = 1.0
-"""How often a loader that waits for its workers looks whether one has ended."""
+"""Interval at which a waiting loader checks whether a worker has ended."""
 _LOST = "DataLoader worker"
 """What torch's words of a worker that ended begin with."""
 
@@ -125,10 +125,10 @@ class StreamingDataLoader(DataLoader[Any]):
 
 
 class _Workers(_MultiProcessingDataLoaderIter):
-    """torch's worker processes, whose end is noticed by who iterates, and by nobody else.
+    """torch's worker processes. Only the thread that iterates notices their end.
 
-    torch keeps the pids of workers for a handler of SIGCHLD, which raises in the main thread of the program: at any
-    line of it, also after the error that this loader raises, and also where another thread iterates.
+    torch keeps the pids of workers for a handler of SIGCHLD, which raises at any line of the program's main thread,
+    even after the error that this loader raises, and even if another thread iterates.
     """
 
     _worker_pids_set: bool
@@ -154,7 +154,7 @@ def _ended(iterator: Any) -> str:
     workers = getattr(iterator, "_workers", [])
     wait([worker.sentinel for worker in workers], timeout=_END_S)
     for worker in workers:
-        if wait([worker.sentinel], timeout=0):  # which a process closes shortly before it has ended
+        if wait([worker.sentinel], timeout=0):  # a process closes it shortly before it ends
             worker.join(_END_S)
     return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
 

@@ -44,7 +44,7 @@ ProcessFn = Callable[..., Iterable[Sample]]
 _FIRST_PAUSE_S = 0.01
 _TURN_PAUSE_S = 0.002
 _STALL_WARNING_S = 10.0
-"""How long a dataset waits before it says so, and what for; then twice as long, and so on."""
+"""Time after which a waiting dataset logs the reason; the time doubles after each warning."""
 
 
 class Cursor(NamedTuple):
@@ -66,8 +66,8 @@ class StreamingDataset(IterableDataset[Any]):
     The stream ends
 
     - after ``total_samples`` rows, if given: rows of this ``dp_rank`` in a partition, so that ranks take equal shares;
-    - once the producers marked the partition's end (`mark_end`, or ``put(is_last=True)``) and the task consumed all its
-      rows; the last batch may be short. RequestError if ``total_samples`` were not reached;
+    - after the producers marked the partition's end (`mark_end`, or ``put(is_last=True)``) and the task consumed all
+      its rows; the last batch may be short. RequestError if ``total_samples`` were not reached;
     - with ``should_check_consumption_status``, once the task has consumed every row that exists at that moment.
 
     With ``lease`` > 0 rows are delivered at least once, see ``TransferQueueClient.get_meta``: a batch is acknowledged
@@ -307,7 +307,7 @@ class StreamingDataset(IterableDataset[Any]):
         return None, False
 
     def _awaited(self, size: int) -> str:
-        """What the partition has of a batch of ``size`` rows, for people."""
+        """Describe which rows of a batch of ``size`` rows the partition has."""
         counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
         if not counts:
             return "there is no such partition; somebody has to put rows into it"

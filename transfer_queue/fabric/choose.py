@@ -1,4 +1,4 @@
-"""Choose HCAs for each GPU: the usable rails, of them the nearest, the ties spread."""
+"""Choose HCAs for each GPU: the nearest usable rails, with ties spread over the GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Choice:
     usable: tuple[Hca, ...]  #: by place in the machine
     excluded: tuple[Exclusion, ...]
     warnings: tuple[str, ...]
-    degraded: tuple[str, ...] = ()  #: GPUs worse off for a rail that is unusable, each with what it uses instead
+    degraded: tuple[str, ...] = ()  #: GPUs whose rail is unusable, each with the HCA that it uses instead
 
 
 def choose(fabric: Fabric, selectors: Selectors | None = None) -> Choice:
@@ -58,7 +58,7 @@ def choose(fabric: Fabric, selectors: Selectors | None = None) -> Choice:
 def _assign(
     fabric: Fabric, sifted: Sifted, hcas: Sequence[Hca], gpus: Sequence[Gpu]
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """For each GPU the equally good ones of the HCAs, and those that it gets."""
+    """For each GPU the equally good HCAs, and the HCAs that it gets."""
     candidates = [_nearest(fabric, sifted, gpu, hcas) for gpu in gpus]
     return candidates, spread(candidates, [gpu.numa for gpu in gpus], {hca.name: hca.numa for hca in hcas})
 
@@ -72,7 +72,7 @@ def _merit(fabric: Fabric, sifted: Sifted, gpu: Gpu, hca: Hca) -> tuple[int, flo
 
 
 def _nearest(fabric: Fabric, sifted: Sifted, gpu: Gpu, hcas: Sequence[Hca]) -> tuple[str, ...]:
-    """The HCAs at the smallest distance, of those the fastest."""
+    """The fastest of the HCAs at the smallest distance."""
     best = min((_merit(fabric, sifted, gpu, hca) for hca in hcas), default=None)
     return tuple(hca.name for hca in hcas if _merit(fabric, sifted, gpu, hca) == best)
 
@@ -80,7 +80,7 @@ def _nearest(fabric: Fabric, sifted: Sifted, gpu: Gpu, hcas: Sequence[Hca]) -> t
 def _degraded(
     fabric: Fabric, sifted: Sifted, chosen: Sequence[tuple[str, ...]], gpus: Sequence[Gpu]
 ) -> tuple[str, ...]:
-    """GPUs that would have a nearer HCA, or share theirs with fewer, if every rail were usable."""
+    """GPUs that would have a nearer HCA, or share it with fewer GPUs, if every rail were usable."""
     _, ideal = _assign(fabric, sifted, sifted.rails, gpus)
     reasons = {exclusion.hca: exclusion.reason for exclusion in sifted.excluded}
 

@@ -1,8 +1,8 @@
 """Which HCAs may carry queue traffic at all. Distance comes later: a near NIC that is down or slow is still wrong.
 
-Two kinds of rules. *Unusable*: the device cannot work (port down, no GID, no device file ...). *Unsuitable*: it is no
-rail (``roles``). What is a rail is judged on all HCAs of the machine first, so a dead rail never makes a rail of a
-storage or management card. A list of names given by the user switches the rules of the second kind off.
+There are two kinds of rules. *Unusable*: the device cannot work (port down, no GID, no device file ...). *Unsuitable*:
+it is not a rail (``roles``). Rails are determined on all HCAs of the machine first, so a dead rail never turns a
+storage or management card into a rail. A list of names given by the user switches the rules of the second kind off.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Selectors:
 
 @dataclass(frozen=True)
 class Sifted:
-    """The HCAs of a machine, sorted out; each part by place in the machine."""
+    """The HCAs of a machine by use; each part is ordered by place in the machine."""
 
     usable: tuple[Hca, ...]
-    rails: tuple[Hca, ...]  #: what would be usable if every port were alive and no name excluded
+    rails: tuple[Hca, ...]  #: HCAs that would be usable if every port were alive and no name excluded
     excluded: tuple[Exclusion, ...]
     notes: tuple[str, ...]
     roles: Roles
@@ -48,10 +48,10 @@ _Verdict = tuple[str, str] | None  # rule, reason
 
 
 def sift(fabric: Fabric, selectors: Selectors) -> Sifted:
-    """Sort the HCAs of the machine out: to use, rails, and all others with the reason.
+    """Sort the HCAs of the machine into usable HCAs, rails, and excluded HCAs with the reason.
 
-    Where this container was given HCAs but no rail, those given are used, and a note says so: whoever configured the
-    device plugin chose them. Dead rails are no such case.
+    If this container has HCAs but no rail, these HCAs are used, because the device plugin was configured to give them,
+    and a note says so. Dead rails do not count as this case.
     """
     roles = classify(fabric)
     hcas = sorted(fabric.hcas, key=lambda hca: hca.place)

@@ -81,9 +81,9 @@ def mooncake_settings(fabric: Fabric, choice: Choice, *, serves: bool = False) -
 
 
 def process_devices(choice: Choice, *, serves: bool = False) -> tuple[str, ...]:
-    """HCAs of the process's GPUs in CUDA order; without GPUs one for each NUMA node.
+    """HCAs of the process's GPUs in CUDA order, or one for each NUMA node without GPUs.
 
-    A process that serves the GPUs of others opens all, whatever GPUs it sees.
+    A process that serves the GPUs of others opens all HCAs, regardless of the GPUs that it sees.
     """
     if serves:
         return tuple(hca.name for hca in choice.usable)

@@ -143,7 +143,7 @@ def _check_devices(fabric: Fabric, choice: Choice, named: tuple[str, ...], findi
 
 
 def _by_reason(excluded: Mapping[str, str]) -> dict[str, str]:
-    """Each reason once, with the first device that it is about and how many more."""
+    """Each reason once, with its first device and the number of further devices."""
     groups: dict[str, list[str]] = {}
     for name, reason in excluded.items():
         groups.setdefault(reason, []).append(name)

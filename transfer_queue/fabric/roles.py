@@ -1,9 +1,9 @@
-"""What each HCA of a machine is for: a rail of the GPUs, or another network (storage, management, other containers).
+"""The role of each HCA of a machine: a rail of the GPUs, or another network (storage, management, other containers).
 
-The judgment is about the machine, not about its health: every HCA counts, be its port down, its device file missing or
-its name excluded. Only so does a dead rail leave the others what they are. A port that is down reports no rate of its
-own (10 or 40 Gb/s, whatever the cable carried), so it counts with the rate of the live HCAs like it; without any, its
-rate is unknown and not judged.
+Roles describe the machine, not its health: every HCA counts, even if its port is down, its device file is missing or
+its name is excluded. A dead rail therefore does not change the roles of the others. A port that is down does not report
+its real rate (it reports 10 or 40 Gb/s), so it counts with the rate of the live HCAs like it; without any, its rate is
+unknown and not judged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Verdicts = dict[str, tuple[str, str]]  # HCA -> rule, reason
 class Roles:
     """The role of every HCA of a machine."""
 
-    unsuitable: Mapping[str, tuple[str, str]]  #: HCA -> rule and reason; HCAs that are not in it are rails
-    rates: Mapping[str, float]  #: HCA -> Gb/s, of a dead port that of the live HCAs like it, 0 where unknown
+    unsuitable: Mapping[str, tuple[str, str]]  #: HCA -> rule and reason; all other HCAs are rails
+    rates: Mapping[str, float]  #: HCA -> Gb/s; a dead port has the rate of the live HCAs like it; 0 if unknown
 
 
 @dataclass(frozen=True)
 class _Machine:
-    """What the rules look at: distances, and link layer and rate of each HCA, dead or alive."""
+    """Input of the rules: distances, and link layer and rate of each HCA, dead or alive."""
 
     fabric: Fabric
     layers: Mapping[str, str]  #: empty where unknown
@@ -43,7 +43,7 @@ class _Machine:
 
 
 def classify(fabric: Fabric) -> Roles:
-    """Judge every HCA. The rules run one after the other, each over those that the earlier ones left."""
+    """Determine the role of every HCA. The rules run in order, each over the HCAs that earlier rules left."""
     hcas = sorted(fabric.hcas, key=lambda hca: hca.place)
     machine = _Machine(fabric, {hca.name: _layer(hca) for hca in hcas}, _rates(hcas, fabric))
     functions = _functions(hcas)
@@ -67,12 +67,12 @@ def given(hca: Hca) -> bool:
 
 
 def is_efa(hca: Hca) -> bool:
-    """Whether it is an AWS Elastic Fabric Adapter, which speaks a protocol of its own."""
+    """Whether it is an AWS Elastic Fabric Adapter, which has its own protocol."""
     return hca.vendor == _AMAZON
 
 
 def _functions(hcas: Sequence[Hca]) -> dict[str, Hca]:
-    """Virtual functions whose physical function is in sight: their role is that of the card.
+    """Virtual functions whose physical function is visible. They have the role of the card.
 
     A bond sits on the first function of its card, so cards are compared, not functions.
     """
@@ -92,7 +92,7 @@ def _alive(port: Port) -> bool:
 
 
 def _port(hca: Hca) -> Port | None:
-    """The port to judge by: a live one before a dead one, a known network before none."""
+    """The port that decides: live ports come before dead ports, known networks before unknown ones."""
     known = sorted(hca.ports, key=lambda port: (not _alive(port), port.link_layer not in _LAYERS, port.number))
     return known[0] if known else None
 
@@ -128,7 +128,7 @@ def _rates(hcas: Sequence[Hca], fabric: Fabric) -> dict[str, float]:
 
 
 def _slow(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
-    """Less than half the rate of the rails: management or storage. The rails are what has most bandwidth in sum."""
+    """HCAs with less than half the rate of the rails, the kind with the highest total bandwidth."""
     sums: dict[tuple[str, float], float] = {}
     for hca in keep:
         kind = (machine.layers[hca.name], machine.rates[hca.name])
@@ -141,7 +141,7 @@ def _slow(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
     return {
         hca.name: ("slow", f"{machine.rates[hca.name]:g} Gb/s {words}")
         for hca in keep
-        # Slow Ethernet beside InfiniBand rails goes by the next rule, whose reason says more.
+        # The next rule covers slow Ethernet beside InfiniBand rails, with a clearer reason.
         if machine.layers[hca.name]
         and 0 < machine.rates[hca.name] < rail / 2
         and (layer != "InfiniBand" or machine.layers[hca.name] == layer)
@@ -156,7 +156,7 @@ def _beside_infiniband(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
 
 
 def _dpu(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
-    """BlueField cards beside ConnectX cards, unless they hang off a GPU's switch (then they are SuperNICs)."""
+    """BlueField cards beside ConnectX cards, unless they are on a GPU's switch (then they are SuperNICs)."""
     blue = [hca for hca in keep if hca.vendor == _MELLANOX and hca.device in _BLUEFIELD]
     if len(blue) == len(keep):
         return {}
@@ -165,7 +165,7 @@ def _dpu(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
 
 
 def _off_rail(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
-    """Where every GPU has an HCA on its switch, the few HCAs on no GPU's switch are for storage or management."""
+    """If every GPU has an HCA on its switch, the few HCAs on no GPU's switch are for storage or management."""
     gpus = machine.fabric.gpus
     on = {hca.name for hca in keep if machine.on_switch(hca)}
     served = all(any(_near(machine.fabric.distance(gpu, hca)) for hca in keep) for gpu in gpus)
@@ -176,9 +176,9 @@ def _off_rail(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
 
 
 def _uplink(keep: Sequence[Hca], machine: _Machine) -> _Verdicts:
-    """The NIC of the default route, where the machine has enough others: at least two, and one for two GPUs.
+    """The NIC of the default route, if the machine has enough others: at least two, and one for two GPUs.
 
-    The only HCA on a GPU's switch is that GPU's rail, whatever else it carries.
+    The only HCA on a GPU's switch is the GPU's rail, even if it carries the default route.
     """
     gpus = machine.fabric.gpus
     others = [hca for hca in keep if not hca.default_route]
@@ -206,6 +206,6 @@ _RULES: tuple[Callable[[Sequence[Hca], _Machine], _Verdicts], ...] = (
     _beside_infiniband,
     _dpu,
     _off_rail,
-    # Last: a rail that carries the default route still shows what the others are.
+    # Last, because a rail that carries the default route still helps to recognize the others.
     _uplink,
 )

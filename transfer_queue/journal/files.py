@@ -65,7 +65,7 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def magic(kind: Kind) -> bytes:
-    """What a file of this kind begins with."""
+    """The bytes at the start of a file of this kind."""
     return _MAGIC[kind]
 
 

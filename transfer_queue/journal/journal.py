@@ -225,7 +225,7 @@ class Journal:
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in sorted(paths):  # ascending: a crash in between leaves no gap
             if not is_own(path, magic("segment" if path.name.startswith("segment") else "snapshot")):
-                raise corrupt(path, 0, "the file is of something else than the journal")
+                raise corrupt(path, 0, "the file does not belong to the journal")
             path.unlink()
 
     def _sync_folder(self) -> None:

@@ -127,7 +127,7 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
 
 
 def mooncake_plan(section: Mapping[str, Any]) -> LocalPlan:
-    """A queue of one storage unit on the Mooncake master that ``section`` names, as ``backend.MooncakeStore`` has it.
+    """Plan a queue of one storage unit on the Mooncake master of ``section``, a ``backend.MooncakeStore`` section.
 
     Raises ConfigError.
     """
@@ -232,7 +232,7 @@ def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
 
 
 def sampler_choice(given: object) -> SamplerChoice:
-    """A sampler by name, class, instance or ``{name, args}``, so that it can be made again in the controller's process.
+    """Convert a name, class, instance or ``{name, args}`` to a choice that the controller's process can instantiate.
 
     A class that no module has by its name, as those of ``__main__`` and of notebooks, goes there pickled by value, and
     so does an instance of it. Raises ConfigError, InvalidTypeError.

@@ -37,7 +37,7 @@ class ControllerCalls(ABC):
 
     def __init__(self) -> None:
         self.secret: str | None = None
-        """Of the queue; see ``PeerSecurity``."""
+        """Secret of the queue; see ``PeerSecurity``."""
         self._config: Any = None
         self._client: TransferQueueClient | None = None
         self._client_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A port on which a server that a program of 0.1.x made is told what it could not know when it was made."""
+"""A port on which a server that a program of 0.1.x made receives settings that were unknown when it was made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LINE_BYTES = 4096
 
 
 class JoinListener:
-    """Answers JSON lines, one a connection, in a thread: what ``answer`` makes of the line, or an ``error`` in words
-    that begin with ``name``. Only lines with a proof that who asks knows ``secret`` get there."""
+    """Answers one JSON line per connection in a thread, with the result of ``answer`` or an ``error`` that begins with
+    ``name``. It accepts only lines with a proof that the peer knows ``secret``."""
 
     def __init__(self, name: str, host: str, secret: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class JoinListener:
     def _check(self, asked: dict[str, Any]) -> None:
         nonce, proof = bytes.fromhex(asked["nonce"]), bytes.fromhex(asked["proof"])
         if not is_proof(proof, self._secret, "client", self.port, nonce):
-            raise NotAuthorizedError("only who was given its zmq_info by its owner may tell it anything")
+            raise NotAuthorizedError("the request has no valid proof; use the zmq_info of this server's owner")
 
     def _serve(self) -> None:
         while True:
@@ -61,5 +61,5 @@ class JoinListener:
                 try:
                     stream.write(json.dumps(answer).encode() + b"\n")
                     stream.flush()
-                except OSError:  # the asker is gone; it may ask again
+                except OSError:  # the peer has gone; it may ask again
                     continue

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 MIB = 1 << 20
 _LEFT_FREE = 1 << 30
-"""Bytes of a disk that arenas leave to others."""
+"""Bytes of a disk that arenas leave free."""
 _LIFE = timedelta(days=3650)
 """Of certificates, which are made anew with each start."""
 Progress = Callable[[str, float], None]
@@ -92,7 +92,7 @@ class LocalStack:
                         ("rpc_port", endpoints.master_server_address),
                         ("metrics_port", endpoints.admin_address),
                     )
-                }  # where the next one serves, if this one ends
+                }  # a restarted master serves at the same ports
                 self.plan = replace(self.plan, master=master.model_copy(update=ports))
                 progress(f"mooncake_master at {endpoints.master_server_address}", time.monotonic() - began)
             self._settings = self.plan.controllers(self._controller_ports())
@@ -132,7 +132,7 @@ class LocalStack:
         self.plan = self.plan.with_folders(journal, arenas)
 
     def _choose_arenas(self) -> None:
-        """Where shared memory has no room for the arenas, they become files in the page cache."""
+        """Keep the arenas in files, in the page cache, where shared memory has no room for them."""
         needed = sum(unit.capacity for unit in self.plan.units if unit.backend.kind == "simple")
         free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
         on_disk = shutil.disk_usage(self.directory).free
@@ -152,7 +152,7 @@ class LocalStack:
         self.plan = self.plan.with_arenas_on_disk(arenas)
 
     def _identify(self) -> None:
-        """Give the queue what it is known by, kept in its folder so that a restarted queue is the same."""
+        """Give the queue its identity and secret, which are kept in its folder and survive a restart."""
         folder = self.directory / "identity"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -178,7 +178,7 @@ class LocalStack:
         return self._spawn(name, "controller", self._settings[shard])
 
     def _keep_addresses(self) -> None:
-        """A controller that is started again serves where its programs look for it."""
+        """Pin the ports of the controllers, so that a restarted controller serves at the same address."""
         self._addresses = self.controller_addresses
         self._settings = [
             settings.model_copy(
@@ -268,7 +268,7 @@ class LocalStack:
 
     @property
     def page(self) -> str:
-        """URL of the page that shows the queue, that of the first of several controllers."""
+        """URL of the page that shows the queue; of the first controller if there are several."""
         metrics = self._controllers[0].address.get("metrics") if self._controllers else None
         return f"http://{metrics}/" if metrics else ""
 
@@ -288,10 +288,10 @@ class LocalStack:
         return [*self._controllers, *self._units]
 
     def mend(self) -> None:
-        """Start again what ended on its own, at a bounded rate; servers are not waited for. Raises StartError for one
-        that cannot start."""
+        """Restart servers that ended, at a bounded rate, without waiting for them. Raises StartError for a server that
+        cannot start."""
         now = time.monotonic()
-        self._mend_master(now)
+        self._restart_master(now)
         durable = self.plan.controller.durability != "none"
         rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"
         units_lose = "" if durable and self.plan.controller.backend.kind == "simple" else "its rows"
@@ -310,7 +310,7 @@ class LocalStack:
                     stop_all([server])
                     servers[number] = spawn(number)
 
-    def _mend_master(self, now: float) -> None:
+    def _restart_master(self, now: float) -> None:
         ended = self._master
         failure = None if ended is None else ended.failure()
         if failure is None or self.plan.master is None:
@@ -332,7 +332,7 @@ class LocalStack:
             delay = again.ended(now, failure)
             when = f"in {delay:g} s" if delay else "now"
             what = f"without {lost}, which are lost" if lost else "with its rows"
-            what = f"{failure}; it is started again {when}, {what}"
+            what = f"{failure}; it is restarted {when}, {what}"
             self._progress(what, now - self._began)
             self.note("restarting", what)
         return again.due is not None and now >= again.due
@@ -344,7 +344,7 @@ class LocalStack:
             clear_trouble(self.directory)
 
     def note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
-        """Tell ``tq status`` and the programs of this machine what is wrong with this queue."""
+        """Note the trouble of this queue for ``tq status`` and the programs of this machine."""
         if self._keep and self._addresses:
             write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, state))
 
@@ -383,7 +383,7 @@ def default_plan(
     shards: int = 1,
     allow_pickle: bool = False,
 ) -> LocalPlan:
-    """What ``init()`` starts where no queue is found, with pickled values allowed: memory storage on free ports."""
+    """The queue that ``init()`` starts if it finds none: memory storage on free ports, with pickled values allowed."""
     return LocalPlan(
         name="local",
         controller=ControllerConfig(

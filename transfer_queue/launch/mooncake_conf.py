@@ -18,7 +18,7 @@ _SECTION = "backend.MooncakeStore"
 
 
 def with_mooncake(plan: LocalPlan, section: Any, *, in_ray: bool) -> LocalPlan:
-    """The plan on Mooncake. ``auto_init``: with a master of its own, on this machine or in the Ray cluster.
+    """The plan on Mooncake. ``auto_init`` starts a master, on this machine or in the Ray cluster.
 
     Raises ConfigError naming the setting.
     """
@@ -65,7 +65,7 @@ def _given(name: str, value: object) -> str:
 
 
 def _port(name: str, value: object, *, anywhere: bool = False) -> int:
-    """``anywhere``: the master runs where the controller does, whatever host is named."""
+    """``anywhere``: the master runs beside the controller, and the named host is ignored."""
     host, _, port = _given(name, value).rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{_SECTION}.{name}: {value!r} is not HOST:PORT")

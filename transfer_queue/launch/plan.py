@@ -31,7 +31,7 @@ __all__ = ["HOST", "MEMORY_SHARE", "SERVER_NAME", "LocalPlan", "plan_local", "wi
 HOST = "127.0.0.1"
 """Where the servers listen: nothing of a local queue is reachable from other machines."""
 MEMORY_SHARE = 0.5
-"""Of the memory that is free on a machine: for the storage units there that have no limit of their own."""
+"""Share of a machine's free memory for its storage units without their own limit."""
 SERVER_NAME = "localhost"
 """A name of the servers' certificate."""
 
@@ -63,16 +63,16 @@ class LocalPlan:
 
     @property
     def secret(self) -> str | None:
-        """What its processes know; see ``PeerSecurity``."""
+        """Secret of the queue's processes; see ``PeerSecurity``."""
         return self.controller.security.secret
 
     @property
     def needs_secret(self) -> bool:
-        """Where values are unpickled, readers have to know that they read from this queue."""
+        """Whether readers need a secret to verify the queue: if they unpickle values, and there is no TLS."""
         return self.allow_pickle and not self.tls
 
     def identified(self, uid: str, secret: str | None) -> LocalPlan:
-        """The plan with what tells this queue from others; see ``ControllerConfig`` and ``PeerSecurity``."""
+        """The plan with identity and secret; see ``ControllerConfig`` and ``PeerSecurity``."""
         security = {"security": self.controller.security.model_copy(update={"secret": secret})}
         own = {"uid": uid, "allow_pickle": self.allow_pickle}
         return replace(
@@ -101,7 +101,7 @@ class LocalPlan:
         return self._on(BackendChoice(kind=kind))
 
     def with_memory_share(self) -> LocalPlan:
-        """The plan with units that share half of the memory that is free on their machine, rather than each 1Gi."""
+        """The plan with units that share half of the free memory of their machine, instead of 1Gi each."""
         share = {"memory_share": MEMORY_SHARE / len(self.units)}
         return replace(self, units=tuple(unit.model_copy(update=share) for unit in self.units))
 

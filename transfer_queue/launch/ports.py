@@ -1,4 +1,4 @@
-"""Ports of a local queue: those that the resource sets, else the default ones, else others that are free."""
+"""Ports of a local queue: the ports of the resource, else the default ports, else other free ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["with_free_ports"]
 
 
 def with_free_ports(resource: TransferQueue) -> TransferQueue:
-    """``resource`` with free ports for what it sets none for: the default port of each server, or those that follow.
+    """Return ``resource`` with free ports where it sets none: the default port of each server, or the next free one.
 
     Raises StartError if there is none up to 65535.
     """

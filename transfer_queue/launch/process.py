@@ -64,7 +64,7 @@ class ServerProcess:
         self._words: str | None = None
         path = directory / f"{name}.json"
         write_private(path, msgspec.json.format(msgspec.json.encode(config.dump())))
-        with self.log.open("ab") as log:  # after what the process that it follows said
+        with self.log.open("ab") as log:  # append to the log of the previous process
             self._said_before = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(path), "--die-with-parent"],
@@ -95,7 +95,7 @@ class ServerProcess:
         return False
 
     def poll_ready(self) -> bool:
-        """Whether it serves by now, without waiting. One that ended does not; see ``failure``."""
+        """Whether the server serves, without waiting. A server that ended does not; see ``failure``."""
         if not select.select([self.fileno()], [], [], 0)[0]:
             return False
         try:
@@ -150,7 +150,7 @@ class ServerProcess:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file that only this user can read, from its first byte on."""
+    """Write a file that only this user can ever read."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:

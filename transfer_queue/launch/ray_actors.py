@@ -118,7 +118,7 @@ class ControllerActor(_Supervisor):
     """
 
     def __init__(self, plan: ControllerConfig, master: Master | None = None) -> None:
-        """``master``: start a ``mooncake_master`` as well, at its port where that is free on this node."""
+        """``master``: also start a ``mooncake_master``, at its port if the port is free on this node."""
         self._master = None if master is None else _start_master(master)
         self._published: concurrent.futures.Future[tuple[AttachConfig, bool]] = concurrent.futures.Future()
         self._units: list[Any] = []
@@ -235,7 +235,7 @@ def _start_master(master: Master) -> _Master:
 
 
 def _free_or_any(host: str, port: int) -> int:
-    """``port``, or 0 if it is in use: other processes get to know the port that is taken, whichever it is."""
+    """Return ``port``, or 0 if it is in use. Other processes learn the actual port from the queue."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""When a server that ended is started again: at once, then more and more seldom, as the kubelet does."""
+"""Restart times of a server: at once, then with a growing back-off, like the kubelet."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from transfer_queue.errors import StartError
 __all__ = ["MOST_STARTS", "Restarts"]
 
 MOST_STARTS = 4
-"""Starts in a row that fail before a server counts as one that cannot start."""
+"""Number of consecutive failed starts after which a server counts as unable to start."""
 _FIRST_S = 1.0
 _LONGEST_S = 60.0
 _HEALTHY_S = 60.0
-"""A server that served this long starts at once when it ends."""
+"""A server that served this long restarts at once when it ends."""
 
 
 @dataclass
@@ -21,15 +21,15 @@ class Restarts:
     """The restarts of one server. Times are seconds on one monotonic clock."""
 
     due: float | None = None
-    """When it is started again; None while it runs."""
+    """When the server is restarted; None while it runs."""
     starting: bool = False
-    """It was started again and does not serve yet."""
+    """Whether the server was restarted and does not serve yet."""
     _failed: int = 0
     _delay: float = 0.0
     _served: float = 0.0
 
     def ended(self, now: float, reason: str) -> float:
-        """The server ended; returns in how many seconds it is started again. Raises StartError if it cannot start."""
+        """Note that the server ended; return the restart delay in seconds. Raises StartError if it cannot start."""
         if self.starting:
             self._failed += 1
             if self._failed >= MOST_STARTS:
@@ -41,9 +41,9 @@ class Restarts:
         return delay
 
     def started(self) -> None:
-        """A process of it was started."""
+        """Note that a process of the server was started."""
         self.due, self.starting = None, True
 
     def serves(self, now: float) -> None:
-        """It serves again."""
+        """Note that the server serves again."""
         self.starting, self._failed, self._served = False, 0, now

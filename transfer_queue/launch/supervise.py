@@ -40,7 +40,7 @@ def interruptible() -> None:
 
 
 def keep(stack: LocalStack, announce: Callable[[], None]) -> None:
-    """Return when a signal asks to end; start again what ends on its own. Raises StartError when that is impossible.
+    """Return when a signal asks to end; restart servers that end. Raises StartError if a server cannot start.
 
     ``announce`` is called once a signal does just that.
     """
@@ -54,7 +54,7 @@ def keep(stack: LocalStack, announce: Callable[[], None]) -> None:
 def run_command(stack: LocalStack, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run ``command`` beside the stack and return its exit code, 128 + n if signal n ended it.
 
-    Signals sent to this process are forwarded to it. Servers of the stack that end are started again; if one cannot
+    Signals sent to this process are forwarded to it. Servers of the stack that end are restarted; if a server cannot
     start, the command is ended too and StartError raised. Raises ConfigError for a command that cannot be run.
     """
     with _signals() as signals:  # before the start, so that no end of the command is missed
@@ -92,7 +92,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
-    """Yield after each signal (at least one at once). Raises StartError when a server cannot be started again."""
+    """Yield after each signal (at least one at once). Raises StartError if a server cannot be restarted."""
     watched: set[ServerProcess] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(signals.wakeup, selectors.EVENT_READ)
@@ -105,7 +105,7 @@ def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
             watched = serving
             signals.collect()
             yield
-            selector.select(timeout=1.0)  # seconds; the master has no pipe, and restarts are due at times
+            selector.select(timeout=1.0)  # seconds: the master has no pipe, and restarts are due without an event
             stack.mend()
 
 

@@ -21,7 +21,7 @@ __all__ = ["UnitHost"]
 
 _START_S = 60.0
 _SHARE = 1 / 16
-"""How many units of the program share the machine is not known; programs of 0.1.x make up to eight, which take half."""
+"""Share of the free memory. The number of units on the machine is unknown; eight, the most in 0.1.x, take half."""
 
 
 class UnitHost:
@@ -39,7 +39,7 @@ class UnitHost:
         self._lock = threading.Lock()
         self._controller = ""
         self._token = new_secret()
-        """Known to those who were given the info of this unit, who alone may name the controller."""
+        """Secret of the unit's info. Only processes that have the info may name the controller."""
         self._unit: ServerProcess | None = None
         self._joining = JoinListener(
             name,

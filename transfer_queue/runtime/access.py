@@ -117,7 +117,7 @@ class Principal:
 
 
 _OWNER = Principal("")
-"""Who knows the secret: any process of the queue's user."""
+"""The principal of peers that know the secret: any process of the queue's user."""
 
 
 class Access:
@@ -134,7 +134,7 @@ class Access:
         if path is not None and self._secret is not None:
             raise ConfigError("security: a policy needs peers with names, so give them tls or tokens instead of secret")
         self.port = 0
-        """Where the server listens."""
+        """Port on which the server listens."""
 
     @classmethod
     def of(cls, security: ServerSecurity) -> Access | None:
@@ -153,7 +153,7 @@ class Access:
             log.warning("tokens come over plain TCP, readable on the way; set security.tls")
 
     def answer(self, hello: wire.Hello, welcome: wire.Welcome) -> wire.Welcome:
-        """``welcome`` with the proof that this server knows the secret, if there is one."""
+        """Return ``welcome`` with the proof that this server knows the secret, if there is a secret."""
         if self._secret is None:
             return welcome
         proof = prove(self._secret, "server", self.port, hello.nonce)

@@ -45,7 +45,7 @@ _PING: Envelope[Any] = Envelope(Kind.PING)
 _PIECE = 64 << 10
 """Of payload, encrypted at a time."""
 _LONG = 8 << 20
-"""More than that is not given to the socket at once: only long headers make so much."""
+"""Most bytes given to the socket at once. Only long headers exceed it."""
 _SHORT = 4 << 10
 """Buffers up to this size are copied together, so that they share a record."""
 _VALUE = Value(msgspec.Raw(b""))
@@ -138,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         """Who the peer is, if that was asked."""
         self.closed = False
         self.fault: ProtocolError | None = None
-        """The bytes of the peer that are not the protocol, for which this end closed."""
+        """The invalid bytes of the peer for which this end closed the connection."""
         self.last_received = self.last_sent = 0.0
         self._endpoint = endpoint
         self._keepalive = keepalive
@@ -147,11 +147,11 @@ class Connection(asyncio.BufferedProtocol):
         self._next_id = 1
         self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
         self._bounded = bounded
-        self._unsent_bytes = 0  # of the queue
-        self._owed_bytes = 0  # a guess at those of answers that are being made
+        self._unsent_bytes = 0  # bytes of the queue
+        self._owed_bytes = 0  # estimated bytes of answers in progress
         self._reading_paused = False
-        self._held: Iterator[Incoming] | None = None  # messages that came before reading was paused
-        self._room: list[asyncio.Future[None]] = []  # of those who wait until the peer took its answers
+        self._held: Iterator[Incoming] | None = None  # messages received before reading was paused
+        self._room: list[asyncio.Future[None]] = []  # wait until the peer has read its answers
         self._handed_over: list[Callable[[], None]] = []  # run once the socket took everything
         self._paused = False
         self._encrypted = False
@@ -227,18 +227,18 @@ class Connection(asyncio.BufferedProtocol):
         self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
 
     def reply_parts(self, request: int, parts: Sequence[bytes]) -> None:
-        """Answer a request with Value: its value in msgpack, in parts that are not copied."""
+        """Answer a request with Value. Its value is given in msgpack, in parts that are not copied."""
         if not self.closed:
             self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, _VALUE), value=parts))
 
     def owe(self, nbytes: int) -> None:
-        """Answers of about so many bytes are being made, or (negative) are no longer: they count as unsent."""
+        """Add the estimated bytes of answers in progress, or remove them (negative). They count as unsent."""
         self._owed_bytes += nbytes
-        self.last_received = self._loop.time()  # what the peer sends may be unread for as long as they take
+        self.last_received = self._loop.time()  # the peer's messages may stay unread meanwhile
         self._bound_unsent()
 
     async def room(self) -> None:
-        """Returns once the peer took enough of its answers that more may be made, or is gone."""
+        """Wait until the peer has read enough answers for more to be made, or has gone."""
         while not self.closed and self._unsent_bytes > _UNSENT_BYTES // 2:
             waiting = self._loop.create_future()
             self._room.append(waiting)
@@ -267,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def trust(self, limits: Limits) -> None:
-        """The peer is who it says: what it may send from its next message on."""
+        """Admit the peer: set what it may send from its next message on."""
         self._reader.limits = limits
 
     @property
@@ -307,11 +307,11 @@ class Connection(asyncio.BufferedProtocol):
         self._take(self._reader.received(nbytes))
 
     def _take(self, messages: Iterator[Incoming]) -> None:
-        """Act on messages that have come, until too many answers are unsent."""
+        """Handle received messages until too many answers are unsent."""
         self._corked = True  # answers to all messages read at once leave together
         try:
             for incoming in messages:
-                if self.closed:  # by what came before it
+                if self.closed:  # by an earlier message
                     return
                 self._dispatch(incoming)
                 if self._bounded and self._share > 1.0:
@@ -395,7 +395,7 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.REQUEST:
             if incoming.refused is not None:
                 self.fail(envelope.id, incoming.refused)
-                if self.context is None and self._bounded:  # not admitted: it gets no second try
+                if self.context is None and self._bounded:  # not admitted: no second attempt
                     self.finish()
             else:
                 self._endpoint.on_request(self, envelope.id, envelope.body, incoming.target, envelope.floor)
@@ -419,7 +419,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _share(self) -> float:
-        """How much of what may be unsent is."""
+        """Share of the limit of unsent answers that is in use."""
         return max(len(self._queue) / _UNSENT_MESSAGES, (self._unsent_bytes + self._owed_bytes) / _UNSENT_BYTES)
 
     def _bound_unsent(self) -> None:
@@ -435,8 +435,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """With what came before reading was paused; only then more is read."""
-        if self._reading_paused:  # again
+        """Handle the messages received before reading was paused, then read more."""
+        if self._reading_paused:  # paused again
             return
         held, self._held = self._held, None
         if held is not None and not self.closed:
@@ -513,7 +513,7 @@ def _pieces(frames: Sequence[Buffer]) -> Iterator[Buffer]:
 
 
 def _check_hello(hello: Hello) -> None:
-    """Raises InvalidInputError for one that a server does not read."""
+    """Raises InvalidInputError for a Hello that a server does not read."""
     nbytes = len(ENCODER.encode(Envelope(Kind.REQUEST, 1, 0, hello)))
     if nbytes > HELLO_BYTES:
         raise InvalidInputError(

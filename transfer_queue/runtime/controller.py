@@ -86,7 +86,7 @@ class Controller(Server):
         super().__init__(_DECODER, Keepalive(config.timing.heartbeat, config.timing.peer_timeout))
         self.config = config
         self.newest: Callable[[], ControllerConfig] = lambda: config
-        """The settings as their file has them now. Only the number of storage units is followed while this runs."""
+        """Reload the settings from their file. Only the number of storage units changes while the controller runs."""
         self.core = core
         self.counters = ControllerCounters()
         self.last_writes = LastWrites()
@@ -139,7 +139,7 @@ class Controller(Server):
 
     @property
     def expected_units(self) -> int:
-        """Storage units that the queue should have."""
+        """Number of storage units that the queue should have."""
         return self.newest().expected_units
 
     def missing(self) -> str:
@@ -187,7 +187,7 @@ class Controller(Server):
         return attributes
 
     def _identity(self) -> dict[str, Any]:
-        """Of which queue this is a controller, and which of several."""
+        """Identity of the queue, and the number of this controller if there are several."""
         shard = Shard(self.config.shard, self.config.shards).attribute() if self.config.shards else {}
         return {**shard, "uid": self.config.uid} if self.config.uid else shard
 
@@ -226,7 +226,7 @@ class Controller(Server):
         self._flush()
 
     def _serve_later(self, connection: Connection, request: int, body: Any) -> None:
-        """Answer a little at a time, once this client took what it asked for before."""
+        """Answer in slices, after this client has read its earlier answers."""
         session, principal = connection.context, connection.principal
         started = perf_counter()
         connection.owe(OWED)
@@ -488,7 +488,7 @@ class Controller(Server):
 
 
 async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None = None) -> None:
-    """Run a controller until ``stop`` is set. ``path``: the file of ``config``, read again for the number of units."""
+    """Run a controller until ``stop`` is set. ``path``: file of ``config``, reloaded for the number of units."""
     if config.shards:
         _check_shards(config)
     core = ControlCore(

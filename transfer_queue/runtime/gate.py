@@ -1,8 +1,8 @@
-"""The door of a listening port: how many strangers may stand in it and for how long, and who was turned away.
+"""Limits for connections that are not authenticated yet, and a count of refused connections.
 
-A *stranger* is a connection that has not shown yet that it may stay. Its number is bounded, per address and in all, and
-so is its time. Where there are too many, the oldest has to go, so that the newest always gets in: a client shows what
-it has at once.
+A *stranger* is a connection that is not admitted yet. The number of strangers is bounded, per address and in total, and
+so is their time. If there are too many, the oldest is closed, so that a new one is always accepted: a client sends its
+credentials at once.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["REASONS", "Gate", "Refusals", "Stranger", "printable"]
 log = logging.getLogger(__name__)
 
 REASONS = ("credentials", "tls", "malformed", "late", "crowd")
-"""Why a connection is turned away: a token, certificate or policy refuses it; its TLS handshake fails; it sends bytes
-that are not the protocol; it does not say in time who it is; too many others do not either."""
+"""Reasons of refusal: a token, certificate or policy; a failed TLS handshake; bytes that are not the protocol; no
+complete Hello in time; too many unauthenticated connections."""
 _ANY = ("0.0.0.0", "::")
 _BATCH = 64
-"""Connections accepted in one turn of the loop: what these send is read before more of them are accepted."""
+"""Connections accepted in one turn of the loop. Their data is read before more are accepted."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.2
 _LINES, _LINES_S = 10, 10.0
 
 
 def printable(text: str, most: int = 300) -> str:
-    """``text`` of a peer as a log may show it: ASCII on one line, cut to ``most`` characters."""
+    """Escape ``text`` of a peer for logs: one line of ASCII, cut to ``most`` characters."""
     return ascii(text[:most])[1:-1]
 
 
 class Refusals:
-    """Counts the connections that a server turns away, by reason, and logs them: at most 10 lines in 10 seconds."""
+    """Counts refused connections by reason, and logs them: at most 10 lines in 10 seconds."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)
@@ -47,7 +47,7 @@ class Refusals:
         self._unlogged = 0
 
     def note(self, reason: str, address: str, why: str) -> None:
-        """``reason``: one of ``REASONS``. ``address``: of the peer."""
+        """Count a refusal. ``reason``: one of ``REASONS``. ``address``: address of the peer."""
         self.counts[reason] += 1
         now = monotonic()
         if now - self._since > _LINES_S:
@@ -62,7 +62,7 @@ class Refusals:
 
 
 class Stranger:
-    """A connection in the door. ``drop`` ends it, and may be replaced while it comes further in."""
+    """A connection that is not admitted yet. ``drop`` ends it, and may be replaced as the handshake advances."""
 
     __slots__ = ("address", "drop", "group", "left", "timer")
 
@@ -70,15 +70,15 @@ class Stranger:
         self.address = address
         """host:port, for logs."""
         self.group = group
-        """What counts as one address."""
+        """Key of the limit per address."""
         self.left = False
         self.drop: Callable[[str], None] = _nothing
         self.timer: asyncio.TimerHandle | None = None
 
 
 class Gate:
-    """Accepts the connections of one port. ``opened(socket, stranger)`` serves each, until its end or until ``leave``
-    says that it is a stranger no more."""
+    """Accepts the connections of one port. ``opened(socket, stranger)`` serves each. It is a stranger until it ends or
+    ``leave`` is called."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Gate:
             task.cancel()
 
     def leave(self, stranger: Stranger) -> None:
-        """It is gone, or no stranger any more. Idempotent."""
+        """Remove a stranger that ended or was admitted. Idempotent."""
         if stranger.left:
             return
         stranger.left = True
@@ -215,7 +215,7 @@ class Gate:
 
 
 def _nothing(reason: str) -> None:
-    """Before there is anything to end."""
+    """Default of ``drop``, before there is a connection to end."""
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
@@ -223,7 +223,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _group_of(host: str) -> str:
-    """One address; of IPv6 the network of a host, in which it has as many addresses as it likes."""
+    """The address; for IPv6 the network of the host, which may use any address in it."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -234,7 +234,7 @@ def _group_of(host: str) -> str:
 
 
 def _listeners(host: str, port: int) -> list[socket.socket]:
-    """One for each address of ``host``, all at one port. Raises OSError."""
+    """Open a socket for each address of ``host``, all at one port. Raises OSError."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     problem: OSError | None = None
@@ -243,7 +243,7 @@ def _listeners(host: str, port: int) -> list[socket.socket]:
             address = (address[0], listeners[0].getsockname()[1], *address[2:])
         try:
             listener = socket.socket(family, kind, protocol)
-        except OSError as error:  # a family that the kernel lacks
+        except OSError as error:  # the kernel lacks this address family
             problem = error
             continue
         try:

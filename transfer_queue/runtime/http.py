@@ -18,14 +18,14 @@ from transfer_queue.web import CONTENT_POLICY
 __all__ = ["Page", "StatusServer"]
 
 Page = Callable[[], Awaitable[tuple[str, list[bytes]]]]
-"""Gives content type and content, in parts."""
+"""Returns the content type and the content in parts."""
 
 _ASKERS, _ASKERS_OF_ADDRESS = 128, 64
-"""Connections at once, in all and from one address."""
+"""Most simultaneous connections, in total and from one address."""
 _HEAD_BYTES, _HEAD_S = 8 << 10, 5.0
 """Of a request."""
 _ANSWER_S = 30.0
-"""For all of a connection, until its answer is taken."""
+"""Time limit of a connection, including the transfer of its answer."""
 _PIECE = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
 _HEADERS = (
@@ -35,8 +35,8 @@ _HEADERS = (
 
 
 class StatusServer:
-    """``ready()`` gives an empty string when this process is ready, else what is missing. ``pages``: by path.
-    ``before_scrape`` finds out what the registry tells and what takes long."""
+    """``ready()`` returns an empty string if this process is ready, otherwise what is missing. ``pages``: pages by
+    path. ``before_scrape`` computes slow metrics before a scrape."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class StatusServer:
 
 
 class _Exchange(asyncio.BufferedProtocol):
-    """One request and its answer. Takes no more than the head of the request may have, and buffers no more than a piece
+    """One request and its answer. It reads no more than the largest head of a request, and buffers no more than a piece
     of the answer."""
 
     def __init__(self) -> None:
@@ -140,13 +140,13 @@ class _Exchange(asyncio.BufferedProtocol):
         return bytes(self._buffer[:end])
 
     async def write(self, data: bytes) -> None:
-        """Returns once the peer took what was written before. Raises ConnectionError."""
+        """Wait until the peer has read the earlier output. Raises ConnectionError."""
         await self.flush()
         if self._transport is not None:
             self._transport.write(data)
 
     async def flush(self) -> None:
-        """Returns once the peer took what was written. Raises ConnectionError."""
+        """Wait until the peer has read all output. Raises ConnectionError."""
         while self._paused:
             await self._wait()
 

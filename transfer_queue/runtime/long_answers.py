@@ -1,6 +1,6 @@
-"""Answers that take long are made a little at a time: everybody else has a turn of the loop in between.
+"""Long answers are made in slices, so that other requests are served in between.
 
-They show each row or partition as it is at some moment between the request and the answer.
+They show each row or partition at some moment between the request and the answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["OWED", "LongAnswers", "Slices"]
 
 _SLICE_S = 0.002
 _MANY_KEYS, _MANY_PARTITIONS, _MANY_ROWS = 2000, 100, 8000
-"""Up to so many an answer is made at once."""
+"""Number of items up to which an answer is made at once."""
 OWED = 4 << 20
-"""Bytes that an answer counts for until it is made."""
+"""Estimated bytes of an answer in progress."""
 
 
 class Slices:
@@ -36,7 +36,7 @@ class Slices:
         self._until = perf_counter() + _SLICE_S
 
     async def turn(self) -> None:
-        """Everybody else's turn, if it is time for that."""
+        """Let other requests run if the slice is used up."""
         if perf_counter() > self._until:
             await asyncio.sleep(0)
             self._until = perf_counter() + _SLICE_S
@@ -51,16 +51,16 @@ class Slices:
 
 
 class LongAnswers:
-    """Makes them, one at a time for the whole controller, so that they do not add up."""
+    """Makes long answers, one at a time for the whole controller, so that they do not add up."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._making = asyncio.Lock()
         self.lost_rows = 0
-        """Rows that lost a field, in all partitions, when `count_lost` last looked."""
+        """Rows of all partitions that lost a field, as of the last `count_lost`."""
 
     def is_long(self, body: Any) -> bool:
-        """Is the answer to this request to be made here? Else it takes no time to speak of."""
+        """Whether the answer to this request is long; otherwise its time is negligible."""
         partitions = self._controller.core.partitions
         if isinstance(body, ListKeys):
             if body.partition:
@@ -81,7 +81,7 @@ class LongAnswers:
         return False
 
     async def value(self, body: Command | Look, may: Callable[[str], bool]) -> list[bytes]:
-        """The value of the answer in msgpack, in parts. ``may``: which partitions the asker may see."""
+        """The value of the answer in msgpack, in parts. ``may``: whether the client may see a partition."""
         async with self._making:
             if isinstance(body, Look):
                 head = picture(self._controller, partitions=False)
@@ -124,7 +124,7 @@ class LongAnswers:
         return [msgspec.json.encode(head)[:-2], *parts, b"]}"]
 
     async def count_lost(self) -> None:
-        """Find out ``lost_rows``."""
+        """Update ``lost_rows``."""
         core = self._controller.core
         async with self._making:
             lost, slices = 0, Slices()
@@ -164,7 +164,7 @@ class LongAnswers:
 
 
 def _head(count: int, small: int) -> bytes:
-    """How msgpack begins a map (``small`` 0x80) or a list (0x90)."""
+    """The msgpack header of a map (``small`` 0x80) or a list (0x90)."""
     if count < 16:
         return bytes([small + count])
     if count < 1 << 16:

@@ -1,4 +1,4 @@
-"""How much memory a storage unit without a limit of its own may use."""
+"""Memory that a storage unit without its own limit may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = 1 << 20
 
 
 def arena_bytes(config: StorageUnitConfig) -> int:
-    """``capacity``, or the share ``memory_share`` of what is free now, where that is more and need not be
+    """Return ``capacity``, or the share ``memory_share`` of the free memory if it is larger and need not be
     reserved."""
     if not config.memory_share or config.reserve:
         return config.capacity
@@ -33,7 +33,7 @@ def free_memory(directory: str) -> int:
 
 
 def _left_of_groups() -> Iterator[int]:
-    """Of each group with a limit, innermost first, with what the kernel would drop of its page cache."""
+    """Free bytes of each group with a limit, innermost first, including reclaimable page cache."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:  # not on Linux

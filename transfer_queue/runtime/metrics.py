@@ -66,11 +66,11 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_controller_oldest_wait_seconds", "gauge", "How long the oldest waiting request has waited"),
         MetricInfo("tq_controller_lost_rows", "gauge", "Rows that lost a field with a storage unit"),
         MetricInfo("tq_controller_partitions", "gauge", "Partitions that exist"),
-        MetricInfo("tq_controller_tasks", "gauge", "Tasks that partitions know, over all partitions"),
+        MetricInfo("tq_controller_tasks", "gauge", "Tasks of all partitions"),
         MetricInfo(
             "tq_controller_subscriptions",
             "gauge",
-            "Tasks times the sets of fields that they ask for, kept ready; at most 256 a partition",
+            "Subscriptions of all partitions: pairs of a task and the fields it asks for; at most 256 per partition",
         ),
         MetricInfo("tq_clients_connected", "gauge", "Clients with a connection"),
         MetricInfo("tq_units_connected", "gauge", "Storage units with a connection"),
@@ -81,7 +81,7 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_unit_drained", "gauge", "1 if a storage unit takes no new blocks and has no rows", ("unit",)),
         MetricInfo("tq_partition_rows", "gauge", "Rows of a partition", ("partition",)),
         MetricInfo("tq_partition_bytes", "gauge", "Bytes of a partition's rows", ("partition",)),
-        MetricInfo("tq_partition_task_bytes", "gauge", "Memory for which rows tasks took", ("partition",)),
+        MetricInfo("tq_partition_task_bytes", "gauge", "Memory of the rows that tasks took", ("partition",)),
         MetricInfo("tq_field_ready_rows", "gauge", "Rows that have a field", ("partition", "field")),
         MetricInfo("tq_task_consumed_rows", "gauge", "Rows that a task took", ("partition", "task")),
         MetricInfo("tq_task_ready_rows", "gauge", "Rows that a task can take now", ("partition", "task", "fields")),
@@ -96,12 +96,12 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo(
             "tq_connections_refused",
             "counter",
-            "Connections turned away. credentials: token, certificate or policy; tls: its handshake failed; malformed: "
-            "not the protocol; late: no complete Hello in time; crowd: too many without one",
+            "Refused connections. credentials: token, certificate or policy; tls: failed handshake; malformed: not the "
+            "protocol; late: no complete Hello in time; crowd: too many connections without a Hello",
             ("reason",),
             _BOTH,
         ),
-        MetricInfo("tq_connections_pending", "gauge", "Connections that have not said yet who they are", (), _BOTH),
+        MetricInfo("tq_connections_pending", "gauge", "Connections that are not authenticated yet", (), _BOTH),
         MetricInfo("tq_unit_registered", "gauge", "1 while the unit is registered with the controller", (), _UNIT),
         MetricInfo("tq_unit_connections", "gauge", "Clients connected to the unit", (), _UNIT),
         MetricInfo("tq_unit_requests", "counter", "Requests answered, refused ones too", ("request",), _UNIT),

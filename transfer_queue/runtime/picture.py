@@ -19,7 +19,7 @@ _MOST_WAITERS = 100
 
 
 def partition_pictures(controller: Controller) -> Iterator[dict[str, Any]]:
-    """The partitions of `picture`, one at a time; each of those that exist now, unless it is gone by its turn."""
+    """The partitions of `picture`, one at a time. Partitions that are removed before their turn are left out."""
     core = controller.core
     for name in list(core.partitions):
         if (partition := core.partitions.get(name)) is not None:

@@ -24,8 +24,8 @@ __all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "run_process
 D = TypeVar("D", bound=Document)
 _M_MMAP_THRESHOLD = -3
 _MAPPED = 1 << 20
-"""Buffers from this size on are mapped, and go back to the system when they are freed. Left alone, glibc raises its
-limit with each such buffer and keeps the memory of all later ones."""
+"""Buffers of at least this size are mapped, and returned to the system when they are freed. By default glibc raises its
+threshold with each such buffer and keeps the memory of all later ones."""
 _GC_THRESHOLD = (50_000, 20, 100)
 """Servers hold many objects that live long and make few cycles, so they are looked through less often than by default
 (every 700 new ones)."""
@@ -53,7 +53,7 @@ def allow_descriptors() -> int:
 
 
 def _return_memory() -> None:
-    """Let freed buffers go back to the system at once, where the C library can be told so."""
+    """Return freed buffers to the system at once, if the C library supports it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED)
@@ -68,8 +68,8 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
     """Run ``main(settings, stop, path)`` until SIGTERM, SIGINT, or with ``--die-with-parent`` end of file on stdin.
 
     ``path`` is the file of the settings.
-    Returns the exit code; an expected fault is one line on stderr and code 1. With ``--die-with-parent`` the parent is
-    told it on stdout too.
+    Returns the exit code; an expected fault is one line on stderr and code 1. With ``--die-with-parent`` it is
+    also written to stdout for the parent.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {prog}")
     parser.add_argument("--config", required=True, help="YAML or JSON file of settings")
@@ -93,7 +93,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
         gc.set_threshold(*_GC_THRESHOLD)
         loop.run_until_complete(main(settings, stop, arguments.config))
     except TransferQueueError as error:
-        if arguments.die_with_parent:  # whose log may be on the disk that is full
+        if arguments.die_with_parent:  # its log may be on the full disk
             print("ENDED " + json.dumps({"error": str(error)}), flush=True)
         with suppress(OSError):
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 __all__ = ["Server", "advertised_host"]
 
 _STRANGERS, _STRANGERS_OF_ADDRESS = 1024, 512
-"""Connections that may be without a complete Hello, in all and from one address."""
+"""Most connections without a complete Hello, in total and from one address."""
 
 
 def advertised_host(host: str, advertise: str | None) -> str:
@@ -155,7 +155,7 @@ class Server:
             self.gone(connection)
 
     async def _open(self, accepted: socket.socket, stranger: Stranger) -> None:
-        """Make a connection of what was accepted; with TLS once the handshake is over."""
+        """Make a connection of an accepted socket; with TLS after the handshake."""
         connection = Connection(self, self._decoder, self._keepalive, limits=STRANGER_LIMITS, bounded=True)
         self._strangers[connection] = stranger
         loop = asyncio.get_running_loop()

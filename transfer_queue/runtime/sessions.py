@@ -43,7 +43,7 @@ class ClientSession:
     fenced: set[int] = field(default_factory=set)
     """Blocks that were freed before their commit came; it must be refused."""
     long_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one of its long answers that is being made."""
+    """Held while one of its long answers is being made."""
     floor: int = 0
     """The client will never again ask for requests below this."""
     _replies: dict[int, Reply] = field(default_factory=dict)

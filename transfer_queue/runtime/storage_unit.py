@@ -404,7 +404,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     if capacity > config.capacity:
         arena["prefault"] = config.capacity if config.prefault else False
         log.warning(
-            "%s has no limit of its own and may use %d MiB, %g of the memory that is free here; unit_capacity sets one",
+            "%s has no limit of its own and may use %d MiB, %g of the free memory; unit_capacity sets a limit",
             config.name,
             capacity >> 20,
             config.memory_share,

@@ -78,9 +78,9 @@ class Reread(Generic[T]):
 
 
 class Credentials:
-    """What this process shows to servers, and asks of them. ``PeerSecurity()`` is nothing: plain TCP without a token.
+    """Credentials for servers, and checks of servers. ``PeerSecurity()`` means plain TCP without a token.
 
-    ``target``: which queue a controller must be of.
+    ``target``: the expected queue of a controller.
     """
 
     def __init__(self, security: PeerSecurity, target: Target = _ANY) -> None:
@@ -109,11 +109,11 @@ class Credentials:
 
     @property
     def know_servers(self) -> bool:
-        """Do servers prove to be what they say, by a certificate or the secret?"""
+        """Whether servers prove their identity, by a certificate or by the secret."""
         return self._context is not None or self._secret is not None
 
     def introduce(self, hello: Hello, address: str) -> Hello:
-        """``hello`` with what the server at ``address`` has to be shown."""
+        """Return ``hello`` with the credentials for the server at ``address``."""
         host, port = parse_address(address)
         if token := self.token(host):
             hello = msgspec.structs.replace(hello, token=token)
@@ -124,9 +124,9 @@ class Credentials:
         return hello
 
     def check(self, hello: Hello, welcome: Welcome, address: str) -> None:
-        """Is the server at ``address``, which answered ``hello``, the one that is meant?
+        """Check that the server at ``address``, which answered ``hello``, is the expected one.
 
-        Raises NotAuthorizedError if it does not know the secret, ConfigError if it is of another queue.
+        Raises NotAuthorizedError if it does not know the secret, ConfigError if it belongs to another queue.
         """
         if welcome.server == "controller":
             wrong = self.target.mismatch(welcome.name, welcome.attributes.get("uid"), address)
@@ -137,8 +137,8 @@ class Credentials:
             if not is_proof(proof, self._secret, "server", parse_address(address)[1], hello.nonce):
                 named = f" ({self.target.origin})" if self.target.origin else ""
                 raise NotAuthorizedError(
-                    f"the server at {address}{named} does not know the secret of the queue: that queue has ended and "
-                    "another program listens there; start the queue again, or attach to the one that you mean"
+                    f"the server at {address}{named} does not know the secret of the queue: the queue has ended and "
+                    "another program listens there; start the queue again, or attach to another queue"
                 )
 
 

@@ -82,11 +82,11 @@ class PlannedSampler(BaseSampler):
         """What a fetch takes. Raises InvalidInputError for parameters that make no sense."""
 
     def has_rank(self, params: Mapping[str, Any]) -> bool:
-        """False for a rank that no draw deals to: `sample` gives it nothing, `plan` refuses it."""
+        """Whether draws deal rows to the rank. Otherwise `sample` returns no rows and `plan` refuses the rank."""
         return True
 
     def offered(self, ready_indexes: Sequence[int]) -> list[int]:
-        """What `sample` chooses from, in the order of preference."""
+        """The candidates of `sample`, in the order of preference."""
         return sorted(ready_indexes)
 
     def share(self, rows: list[int], ranks: int, lengths: Sequence[float]) -> list[list[int]]:
@@ -202,7 +202,7 @@ def tag_number(tag: Mapping[str, Any], name: str, default: float) -> float | Non
 def total_lengths(rows: list[int], partition: Any) -> list[float]:
     """Each row's tag ``total_lengths``, 1 where absent.
 
-    Raises InvalidInputError for one that is no finite number from 0 on: sums of it would decide nothing.
+    Raises InvalidInputError for a value that is negative or not finite, as sums of it would be meaningless.
     """
     tags = partition.get_custom_meta(rows) if partition is not None else {}
     for row in rows:

@@ -15,7 +15,7 @@ __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar
 
 
 class UnequalPartsError(InvalidInputError, AssertionError):
-    """Sequences that do not divide as asked; an AssertionError in 0.1.x."""
+    """The sequences cannot be divided as requested; an AssertionError in 0.1.x."""
 
 
 class SeqlenBalancedSampler(GRPOGroupNSampler):
@@ -90,7 +90,7 @@ def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: 
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[float], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """As `karmarkar_karp`, members ascending. UnequalPartsError if there are fewer sequences than parts."""
+    """Like `karmarkar_karp`, with ascending members. Raises UnequalPartsError for fewer sequences than parts."""
     if len(seqlen_list) < k_partitions:
         raise UnequalPartsError(f"cannot divide {len(seqlen_list)} sequences into {k_partitions} parts")
     return [sorted(part) for part in karmarkar_karp(seqlen_list, k_partitions, equal_size)]

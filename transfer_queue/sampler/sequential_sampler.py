@@ -11,8 +11,8 @@ __all__ = ["SequentialSampler"]
 
 
 class SequentialSampler(PlannedSampler):
-    """The first ready rows, all consumed. `sample` of a plain list keeps its order, and takes what there is
-    where that is less than asked for; a controller offers rows by rising index, and waits for the rest."""
+    """Returns the first ready rows, all consumed. `sample` of a plain list keeps its order, and returns fewer rows if
+    the list is shorter; a controller offers rows by rising index, and waits for enough rows."""
 
     def offered(self, ready_indexes: Sequence[int]) -> list[int]:
         return list(ready_indexes)

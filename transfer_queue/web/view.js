@@ -1,6 +1,6 @@
 "use strict";
-// Draws /api/dataflow once a second. Cells are updated in place, so that scrolling, selections and focus stay. Text goes
-// in as text, never as HTML: names of partitions, tasks and fields are those of users.
+// Draws /api/dataflow once a second. Cells are updated in place, so that scrolling, selections and focus stay. Text is
+// inserted as text, never as HTML: users choose the names of partitions, tasks and fields.
 
 const PERIOD_MS = 1000;
 const MOST_ROWS = 200;

@@ -35,7 +35,7 @@ MAGIC = 0x5451_0001
 CHUNK = 4 << 20
 """Most payload bytes in one frame."""
 HELLO_BYTES = 8 << 10
-"""Most bytes of a Hello, and of any other header from a peer that has not been admitted."""
+"""Most bytes of a Hello, and of any other header from a peer that is not admitted yet."""
 _HEAD = struct.Struct("<IIQ")
 _ANY_BODY = msgspec.msgpack.Decoder(Envelope[object])
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -74,7 +74,7 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 STRANGER_LIMITS = Limits(header=HELLO_BYTES, payload=0, streams=0)
-"""Until the Hello of a peer is accepted."""
+"""Limits until the Hello of a peer is accepted."""
 
 
 class MessageWriter:
@@ -119,7 +119,7 @@ class MessageWriter:
 
     @property
     def unsent(self) -> int:
-        """Bytes that are in no frame yet: of the header, or of the payload."""
+        """Bytes of the header or of the payload that are in no frame yet."""
         return len(self._header) + sum(map(len, self._header_rest)) + self._left
 
     @property
@@ -232,13 +232,13 @@ class MessageReader:
             incoming.target = None
 
     def hold(self) -> None:
-        """The host does not go on with `received` for now: other readers may receive meanwhile."""
+        """Pause: the host does not continue `received` for now, and other readers may receive meanwhile."""
         if self._start < self._end and self._staging is _thread_staging():
             own = memoryview(bytearray(self._staging[self._start : self._end]))
             self._staging, self._start, self._end = own, 0, len(own)
 
     def close(self) -> None:
-        """Nothing more is received. Lets go of everything, also of the host, so that both are freed at once."""
+        """Stop receiving. Drops all references, including the host, so that both are freed at once."""
         self._choose = _no_target
         self._staging = _thread_staging()
         self._start = self._end = self._left = 0
@@ -363,7 +363,7 @@ def _stream_key(kind: int, request: int) -> int:
 
 
 def _no_target(envelope: Envelope[Any], nbytes: int) -> None:
-    """Of a closed reader."""
+    """The host of a closed reader."""
 
 
 def _as_bytes(buffer: Buffer) -> memoryview:

@@ -158,7 +158,7 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol mu
     """To a storage unit: the controller's proof of whose ``writer`` is; from ``Welcome.attributes``."""
     nonce: bytes = b""
     proof: bytes = b""
-    """That the peer knows the queue's secret; see ``runtime.secret``."""
+    """Proof that the peer knows the queue's secret; see ``runtime.secret``."""
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, client_id={self.client_id!r})"  # without the secrets
@@ -421,7 +421,7 @@ class Stats(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Extent(Message, frozen=True, tag=True, omit_defaults=True):
-    """Where an allocated block lies in the arena; -1: in pieces, which the unit alone writes and reads."""
+    """Offset of an allocated block in the arena; -1: it is in pieces, which only the unit writes and reads."""
 
     offset: int
 

@@ -371,7 +371,7 @@ def _config_volume() -> Manifest:
 
 
 def _drop_volumes(spec: Manifest, names: set[str]) -> None:
-    """Take volumes of an earlier injection out, with their mounts."""
+    """Remove volumes of an earlier injection, with their mounts."""
     if spec.get("volumes"):
         spec["volumes"] = [volume for volume in spec["volumes"] if volume.get("name") not in names]
     for container in (*_listed(spec, "initContainers"), *_listed(spec, "containers")):
@@ -380,7 +380,7 @@ def _drop_volumes(spec: Manifest, names: set[str]) -> None:
 
 
 def _add(entries: list[Manifest], entry: Manifest, *, replace: bool = False) -> None:
-    """Add an entry unless there is one of its name; with ``replace`` it takes the place of that."""
+    """Add an entry unless one of its name exists; with ``replace`` the new entry replaces it."""
     for position, other in enumerate(entries):
         if other.get("name") == entry["name"]:
             if replace:

@@ -76,7 +76,7 @@ _POD_LIFETIME = (
 def allow(
     review: Review, operations: list[dict[str, Any]] | None = None, warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Let the object in, changed by a JSON patch. ``warnings`` are shown by kubectl, 256 characters of each."""
+    """Admit the object, changed by a JSON patch. kubectl shows ``warnings``, up to 256 characters of each."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if warnings:
         response["warnings"] = list(warnings)

@@ -47,7 +47,7 @@ def _values_schema() -> dict[str, Any]:
 
 def _closed(node: dict[str, Any]) -> dict[str, Any]:
     """A structural schema as plain JSON schema: unknown fields refused, rules that only Kubernetes knows left out."""
-    # No value is required: a release from before it, whose values are used again, lacks it.
+    # No value is required: the reused values of an older release may lack it.
     kept = {key: value for key, value in node.items() if not key.startswith("x-kubernetes") and key != "required"}
     for rule in node.get("x-kubernetes-validations", []):
         low, high = rule["rule"].replace("self >= ", "").replace("self <= ", "").split(" && ")

@@ -28,7 +28,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="kubectl tq",
-    help="TransferQueue in Kubernetes: inspect queues, repair them, and collect what support needs.",
+    help="TransferQueue in Kubernetes: inspect queues, repair them, and collect support bundles.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -101,7 +101,7 @@ def top(
     kubeconfig: Kubeconfig = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Watch partitions, fields, tasks, who waits for what, and storage, as tq top does; q ends it."""
+    """Watch partitions, fields, tasks, waiting requests and storage, as tq top does; q quits."""
     with _cluster(kubeconfig, context, namespace) as access:
         from transfer_queue.cli.top import watch
 

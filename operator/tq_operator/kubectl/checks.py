@@ -29,7 +29,7 @@ __all__ = ["FIXES", "Finding", "Surroundings", "certificate_findings", "examine"
 
 _OPERATOR = "app.kubernetes.io/name=transferqueue-operator"
 _UPGRADE = "install or upgrade the chart: helm upgrade --install transferqueue charts/transferqueue"
-_REMAKE = "look at the log of the leader, which makes a deleted Secret again and corrects the bundles"
+_REMAKE = "look at the log of the leader, which recreates a deleted Secret and corrects the bundles"
 _RIGHTS = "ask for the right to read it (kubectl auth can-i --list), or let an administrator run this"
 _EVENTS_S = 3600.0
 _MOST_EVENTS = 10

@@ -108,7 +108,7 @@ def _controller(queue: Queue, images: Images, files: Mapping[str, str]) -> list[
             pull_policy=images.pull_policy,
             command=_python("transfer_queue.runtime.controller", file),
             ports=served,
-            probes=http_probes(metrics, ready="/healthz"),  # it serves with the units that there are
+            probes=http_probes(metrics, ready="/healthz"),  # it serves with the available units
             requests={"cpu": "100m", "memory": "256Mi"},
             volumes=volumes,
         )
@@ -273,7 +273,7 @@ def _disruption_budget(queue: Queue, part: str, unavailable: int) -> Manifest:
     spec = {
         "maxUnavailable": unavailable,
         "selector": {"matchLabels": selector(queue.name, part)},
-        # One that is not ready would keep its node from being drained for ever.
+        # A pod that is never ready would otherwise block the drain of its node for ever.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return manifest(queue, "policy/v1", "PodDisruptionBudget", part, spec=spec)

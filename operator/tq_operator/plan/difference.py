@@ -60,7 +60,7 @@ def owned_by(observed: Manifest, uid: str) -> bool:
 def foreign_owner(observed: Manifest | None, uid: str) -> bool:
     """Whether an object with the name of a child exists that does not belong to the queue with this uid.
 
-    One without any owner that carries our labels and was applied by us is an orphan of ours.
+    An object without an owner that carries the operator's labels and was applied by it is an orphan, not foreign.
     """
     if observed is None or owned_by(observed, uid):
         return False

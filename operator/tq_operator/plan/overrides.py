@@ -24,17 +24,17 @@ _KEYS: Final = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists whose entries are merged, and the field by which they are found; other lists are replaced."""
+"""Lists whose entries are merged, with the field that identifies an entry. Other lists are replaced."""
 _USER: Final = ("runAsUser", "runAsGroup", "fsGroup")
 
 
 def overridden(child: Manifest, template: PodTemplate, *, fixed_user: bool) -> Manifest:
-    """``child`` with ``template`` over its pods, if it has any.
+    """Return ``child`` with ``template`` laid over its pods, if it has any.
 
     Args:
-        child: A Deployment, a StatefulSet, or something without pods, which stays as it is.
-        template: Of the queue.
-        fixed_user: Whether pods have the user of the images; else the platform gives them one.
+        child: A Deployment, a StatefulSet, or an object without pods, which is returned unchanged.
+        template: Pod template of the queue.
+        fixed_user: Whether pods run as the user of the images; otherwise the platform chooses the user.
     """
     pods = child.get("spec", {}).get("template")
     if pods is None:

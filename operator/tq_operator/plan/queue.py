@@ -27,7 +27,7 @@ class Images:
     pull_policy: str = "IfNotPresent"
     etcd: str = defaults.ETCD_IMAGE
     fixed_user: bool = True
-    """Whether pods run as the user of the images; else as one that the platform chooses for their namespace."""
+    """Whether pods run as the user of the images; otherwise the platform chooses a user for their namespace."""
     ipv6: bool = False
     """Whether Services, and with them pods, have IPv6 addresses first."""
 

@@ -105,7 +105,7 @@ def controller_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, dict[s
 
 
 def restarting(settings: dict[str, Any]) -> str:
-    """The settings of a controller whose change restarts it. It reads the number of units again while it runs."""
+    """The settings of a controller whose change restarts it. A running controller reloads the number of units."""
     return yaml_text({name: value for name, value in settings.items() if name != "expectedUnits"})
 
 
@@ -115,7 +115,7 @@ def storage_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, Any]:
 
 
 def _dump(config: ControllerConfig | StorageUnitConfig) -> dict[str, Any]:
-    """Without settings that no resource sets: servers of other versions read these files too."""
+    """Leave out settings that the resource does not set: servers of other versions read these files too."""
     return config.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
 
 

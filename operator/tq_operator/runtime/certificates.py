@@ -231,7 +231,7 @@ def secret_data(secret: Manifest) -> dict[str, bytes]:
 
 
 def is_good(data: Mapping[str, bytes], authority: KeyPair, names: x509.SubjectAlternativeName, now: datetime) -> bool:
-    """Whether the content of a Secret is a certificate of ``authority`` for ``names`` that is not due."""
+    """Whether a Secret holds a certificate of ``authority`` for ``names`` that is not due for renewal."""
     if data.get("ca.crt") != authority.certificate or not {"tls.crt", "tls.key"} <= data.keys():
         return False
     try:

@@ -17,18 +17,18 @@ __all__ = ["OperatorSettings", "WebhookSecret", "number"]
 
 @dataclass(frozen=True)
 class WebhookSecret:
-    """Where the certificate of the webhook is, and who looks after it."""
+    """Where the certificate of the webhook is, and who renews it."""
 
     namespace: str
     name: str
     operator: str
     """Name of the webhook's Service and configurations and of the operator's Deployment."""
     made: bool = True
-    """By the operator, which renews it."""
+    """Whether the operator makes and renews it."""
     bundles: bool = True
     """Whether the operator writes the CA into the bundles that the apiserver trusts."""
     converts: bool = False
-    """Whether the bundles of the definitions are among them."""
+    """Whether it also writes the CA into the bundles of the definitions."""
     life: timedelta = timedelta(days=365)
 
     @property
@@ -57,7 +57,7 @@ class OperatorSettings:
     default_tls: TlsMode = "off"
     """Of queues that say nothing of TLS."""
     webhook_secret: WebhookSecret | None = None
-    """Where ``certificates`` are kept; None: somebody else writes them."""
+    """The Secret of ``certificates``; None if they are written by another program."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:

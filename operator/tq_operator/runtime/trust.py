@@ -1,6 +1,6 @@
 """The certificate of the webhook, and the trust of the apiserver in it.
 
-The certificate is in a Secret, which the operator makes and renews, or somebody else. Every replica reads it from the
+The certificate is in a Secret, which the operator or an administrator makes and renews. Every replica reads it from the
 apiserver. The apiserver trusts the bundles (``caBundle``) of the webhook configurations and of the definitions that the
 operator converts. A new CA first joins the old one in the bundles. Then the replicas serve a certificate of the new CA,
 and the old CA leaves the bundles when no replica can serve a certificate of it any more.
@@ -35,24 +35,24 @@ logger = logging.getLogger("tq_operator.trust")
 
 _LOOK_S = 2.0
 _SETTLE_S = 3.0
-"""Until every apiserver has seen a changed bundle."""
+"""Time until every apiserver has seen a changed bundle."""
 _OVERLAP_S = 3600.0
 """Far longer than a replica needs to read a new certificate, and than an update of the replicas of before takes."""
 _DEFINITIONS_S = 30.0
-"""How often the definitions are read, which are large."""
+"""Interval between reads of the definitions, which are large."""
 
 
 def renewed(
     data: Mapping[str, bytes], name: str, hosts: Sequence[str], life: timedelta, now: datetime
 ) -> dict[str, bytes] | None:
-    """The content of the Secret, with what is missing, damaged or due made again; None if nothing is.
+    """Return the content of the Secret with missing, damaged or expiring parts replaced, or None if there are none.
 
     Args:
-        data: The content that is there: ca.crt, ca.key, tls.crt, tls.key.
-        name: Of the operator; the CA's is made from it.
+        data: The present content: ca.crt, ca.key, tls.crt, tls.key.
+        name: Name of the operator, from which the name of the CA is made.
         hosts: DNS names of the webhook's Service.
-        life: Of a certificate.
-        now: The time.
+        life: Lifetime of a certificate.
+        now: The current time.
     """
     names = server_names(hosts)
     authority = KeyPair(data.get("ca.crt", b""), data.get("ca.key", b""))
@@ -75,9 +75,9 @@ def _files(pair: KeyPair) -> Iterator[tuple[str, bytes]]:
 
 
 def bundle(found: bytes, needed: bytes, *, keep: bool) -> bytes:
-    """Certificates that the apiserver trusts, PEM: those of ``needed``, and with ``keep`` all others of ``found``.
+    """Return the certificates that the apiserver trusts as PEM: ``needed``, and with ``keep`` all others of ``found``.
 
-    It is ``found`` itself if nothing has to change. Raises ValueError if ``needed`` holds no certificate.
+    The result is ``found`` itself if nothing has to change. Raises ValueError if ``needed`` holds no certificate.
     """
     wanted = x509.load_pem_x509_certificates(needed)
     try:
@@ -91,7 +91,7 @@ def bundle(found: bytes, needed: bytes, *, keep: bool) -> bytes:
 
 
 class Trust:
-    """Keeps the files of a folder, which the webhook serves from, and the bundles at the Secret. Blocking."""
+    """Keeps the files that the webhook serves and the bundles up to date with the Secret. Calls block."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Trust:
         self._authority = b""
         """ca.crt of the Secret."""
         self._since = 0.0
-        """When the bundles were first seen with it."""
+        """When the bundles were first seen with this CA."""
         self._definitions_read = clock() - _DEFINITIONS_S
         self._served: dict[str, bytes] = {}
 
@@ -121,7 +121,7 @@ class Trust:
         return bool(self._served)
 
     def look(self, now: datetime) -> None:
-        """Bring Secret, bundles and files forward. Raises ClusterError, ConflictError, NotFoundError, ValueError."""
+        """Update Secret, bundles and files. Raises ClusterError, ConflictError, NotFoundError, ValueError."""
         content = self._content(now)
         authority = content.get("ca.crt", b"")
         if authority != self._authority:
@@ -146,7 +146,7 @@ class Trust:
         content = secret_data(found)
         if secret.made:
             fresh = renewed(content, secret.operator, secret.hosts, secret.life, now)
-            # At the start somebody has to make the first one: a second one to do so meets a conflict.
+            # At the start any replica makes the first certificate; a second replica gets a conflict.
             if fresh and (self._leading() or not self._served):
                 data = {key: base64.b64encode(value).decode() for key, value in fresh.items()}
                 if found:
@@ -178,22 +178,22 @@ class Trust:
         return {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata}
 
     def _spread(self, authority: bytes, *, keep: bool) -> None:
-        """Have every bundle hold ``authority``. ``keep``: beside what else it holds."""
+        """Write ``authority`` into every bundle; with ``keep``, beside the certificates that it holds."""
         if not self._secret.bundles:
             return
         for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-            self._mend(f"/apis/admissionregistration.k8s.io/v1/{kind}/{self._secret.operator}", authority, keep)
+            self._repair(f"/apis/admissionregistration.k8s.io/v1/{kind}/{self._secret.operator}", authority, keep)
         changed = authority != self._authority
         if self._secret.converts and (changed or self._clock() - self._definitions_read >= _DEFINITIONS_S):
             for name, definition in custom_resource_definitions().items():
                 path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-                self._mend(f"{path}/{name}.{definition['spec']['group']}", authority, keep)
+                self._repair(f"{path}/{name}.{definition['spec']['group']}", authority, keep)
             self._definitions_read = self._clock()
 
-    def _mend(self, path: str, authority: bytes, keep: bool) -> None:
+    def _repair(self, path: str, authority: bytes, keep: bool) -> None:
         try:
             found = self._cluster.call("GET", path)
-        except NotFoundError:  # an installation without it, or none yet
+        except NotFoundError:  # not installed, or not yet
             return
         operations: list[Manifest] = []
         for pointer, settings in _clients(found):
@@ -220,7 +220,7 @@ class Trust:
             written.replace(self._folder / name)
 
     async def start(self) -> None:
-        """Wait until there is a certificate to serve, which the apiserver trusts."""
+        """Wait until there is a certificate to serve that the apiserver trusts."""
         while not self.served:
             await self._try()
             if not self.served:
@@ -236,9 +236,9 @@ class Trust:
         try:
             await asyncio.to_thread(self.look, datetime.now(timezone.utc))
         except ConflictError:
-            return  # another replica was first: the next look finds what it wrote
+            return  # another replica was first: the next look finds its changes
         except (ClusterError, NotFoundError, ValueError) as error:
-            logger.warning("the certificate of the webhook is not looked after: %s", error)
+            logger.warning("cannot renew the certificate of the webhook: %s", error)
 
 
 def _clients(document: Manifest) -> Iterator[tuple[str, Manifest]]:

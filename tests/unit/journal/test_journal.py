@@ -139,7 +139,7 @@ def test_a_file_of_something_else_is_named_and_stays_whatever_it_is_called(tmp_p
     written(tmp_path)
     foreign = tmp_path / "snapshot-0000000000000001.new"
     foreign.write_text("of the user")
-    with pytest.raises(CorruptJournalError, match=f"{foreign} at byte 0: the file is of something else"):
+    with pytest.raises(CorruptJournalError, match=f"{foreign} at byte 0: the file does not belong to the journal"):
         recovered(tmp_path)
     assert foreign.read_text() == "of the user"
 

@@ -64,9 +64,9 @@ class ArenaFile:
         """Bytes of the file."""
         self._keep = keep
         self.is_new = False
-        """Whether there was none, or one that was only begun."""
+        """Whether there was no complete arena."""
         self.descriptor = self._open() if keep else -1
-        """Of the file, with the unit's lock."""
+        """Descriptor of the file, with the unit's lock."""
         if self.descriptor < 0:
             self.descriptor = self._create()
         self._map = self._mapped()
@@ -83,7 +83,7 @@ class ArenaFile:
         self._thread: threading.Thread | None = None
 
     def _open(self) -> int:
-        """The file of an earlier process, with this one's lock; -1 if there is none."""
+        """Descriptor of the file of an earlier process, with this process's lock; -1 if there is none."""
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -138,7 +138,7 @@ class ArenaFile:
             )
 
     def _make(self, handle: int) -> None:
-        """The header first: a file that has it is an arena, whatever becomes of this process."""
+        """Write the header first: a file with a header is recognized as an arena, even if this process is killed."""
         try:
             self.is_new = True
             os.pwrite(handle, (secrets.token_bytes(NONCE_BYTES) + MAGIC).ljust(DATA_START, b"\0"), 0)
@@ -226,7 +226,7 @@ class ArenaFile:
             self.memory.release()
             self._map.close()
         if self.descriptor >= 0:
-            drop_lock(self.descriptor, UNIT_LOCK)  # views keep the map, and that the open file
+            drop_lock(self.descriptor, UNIT_LOCK)  # views keep the map, and the map keeps the open file
             os.close(self.descriptor)
             self.descriptor = -1
             if not self._keep:
@@ -238,7 +238,7 @@ def _is_arena(descriptor: int) -> bool:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Remove arenas of this user's units that were killed: nobody else will, and their memory stays taken."""
+    """Remove arenas of this user's killed units, whose memory would otherwise stay in use."""
     for path in directory.glob("tq-*-*-*"):
         with contextlib.suppress(OSError):  # another user's, or just removed
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

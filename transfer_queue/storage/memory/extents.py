@@ -101,7 +101,7 @@ class Extents:
         return offset
 
     def _take(self, offset: int, size: int) -> None:
-        """Make the first ``size`` bytes of the hole at ``offset`` an extent in use."""
+        """Turn the first ``size`` bytes of the hole at ``offset`` into an extent in use."""
         hole = self._remove_free(offset)
         if hole > size:
             self._add_free(offset + size, hole - size)
@@ -109,10 +109,10 @@ class Extents:
         self._used_bytes += size
 
     def allocate_pieces(self, nbytes: int, most: int) -> list[tuple[int, int]] | None:
-        """(offset, bytes) of at most ``most`` new extents that have ``nbytes`` together, the largest holes first.
+        """Allocate at most ``most`` extents of ``nbytes`` in total, in the largest holes; return their (offset, bytes).
 
-        The last of them may be shorter than its extent. None if there are too few free bytes, or they lie in smaller
-        holes than that.
+        The last piece may be shorter than its extent. Returns None if there are too few free bytes, or the holes are
+        too small.
         """
         left = -(-nbytes // self._align) * self._align
         if left > self.capacity - self._used_bytes:

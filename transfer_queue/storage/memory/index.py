@@ -42,7 +42,7 @@ _HISTORY: Final = 4096
 
 
 Pieces = tuple[tuple[int, int], ...]
-"""Where a block lies: (offset, bytes), mostly one."""
+"""The pieces of a block as (offset, bytes); most blocks have one."""
 
 
 class Place(NamedTuple):
@@ -57,8 +57,8 @@ class Place(NamedTuple):
 
 
 class BlockIndex:
-    """The log at ``path`` of an arena of ``capacity`` bytes, made with ``incarnation`` if it is absent, or if the arena
-    is new (``empty``) and what the log says is of an earlier one.
+    """The log at ``path`` of an arena of ``capacity`` bytes. It is made with ``incarnation`` if it is absent, or if the
+    arena is new (``empty``) and the log belongs to an earlier arena.
 
     ``blocks``: what it says. ``life``: how often it was opened. Records whose checksum is wrong are left out and
     reported with ``log``; so are blocks whose place was given to later ones. Raises StartError if the file cannot be
@@ -79,7 +79,7 @@ class BlockIndex:
         self._pending: list[bytes] = []
         self._records = 0
         self._needed = 0
-        """Records that the blocks of now need, but for the names."""
+        """Number of records that the present blocks need, without names."""
         self._length = 0
         self._file = -1
         try:
@@ -94,7 +94,7 @@ class BlockIndex:
     # --------------------------------------------------------------------------------------------------------- loading
 
     def _content(self, empty: bool) -> bytes:
-        """Of the file there, unless it is to be replaced by an empty one."""
+        """The content of the file; empty if the file is to be replaced."""
         file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(file, "rb") as stream:
             check_file(file, self.path)
@@ -281,12 +281,12 @@ def _records(block: int, place: Place, scopes: dict[str, int]) -> list[bytes]:
 
 
 def _count(place: Place) -> int:
-    """How many records it takes."""
+    """Number of records of a place."""
     return len(place.pieces) + (len(place.pieces) > 1)
 
 
 def _latest(pieces: list[tuple[int, int]], nbytes: int) -> Pieces:
-    """The last of ``pieces`` that have ``nbytes`` together: those before them are of a record that was damaged."""
+    """The last of ``pieces`` with ``nbytes`` in total; earlier pieces belong to a damaged record."""
     found: list[tuple[int, int]] = []
     while pieces and nbytes > 0:
         found.append(pieces.pop())

@@ -26,7 +26,7 @@ def take_lock(descriptor: int, number: int) -> None:
 
 
 def drop_lock(descriptor: int, number: int) -> None:
-    """Undo `take_lock` before the open file ends."""
+    """Undo `take_lock` while the file stays open."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, _FIRST + number, 1, 0))
 
 

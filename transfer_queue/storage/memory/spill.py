@@ -77,7 +77,7 @@ class SpillFile:
         return self._extents.used
 
     def reserve(self, nbytes: int) -> _Place | None:
-        """Room for ``nbytes``, in one piece or in several; None if the capacity is used up."""
+        """Allocate ``nbytes``, in one or several pieces; None if the capacity is exhausted."""
         pieces = self._extents.allocate_pieces(nbytes, _MOST_PIECES)
         return None if pieces is None else _Place(tuple(pieces), nbytes)
 
@@ -219,7 +219,7 @@ class SpillingStore(MemoryStore):
         return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
 
     async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
-        """All bytes of each block in one piece, and a lease on those that lie in the arena."""
+        """All bytes of each block in one piece, and a lease on the blocks in the arena."""
         blocks = [self._readable(number) for number in numbers]
         places = [self._moved.get(number) for number in numbers]
         lease = self._lease(block for block, place in zip(blocks, places, strict=True) if place is None)

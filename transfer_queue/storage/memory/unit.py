@@ -1,7 +1,7 @@
 """Unit side of the memory backend: blocks in one shared-memory arena.
 
-A block lies in one piece, which clients of this host write and read in place, wherever there is a hole large enough.
-Otherwise it is stored in the largest holes there are, and sent to and from its clients as if they were on another host.
+If a hole is large enough, a block is stored in one piece, which clients of this host write and read in place. Otherwise
+it is stored in the largest holes, and sent to and from its clients as if they were on another host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
 _MOST_PIECES = 1 << 14
-"""Of one block: a block of 5 % of a unit finds room in holes of 1/16384 of its size on average."""
+"""Most pieces of one block: a block of 5 % of a unit fits into holes of 1/16384 of its size on average."""
 _WAITING_PUTS = 64
 """How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
 _LIFE_BITS = 20
@@ -43,7 +43,7 @@ _LIFE_BITS = 20
 @dataclass(eq=False)
 class _Block:
     pieces: Pieces
-    """Where it lies. Of several pieces clients know nothing: the unit writes and reads them."""
+    """Place of the block. Clients do not know several pieces: the unit writes and reads them."""
     nbytes: int
     writer: Peer | None
     """None: of an earlier process of this unit."""
@@ -278,7 +278,7 @@ class MemoryStore:
         return self._fill_pieces(peer, message.block, block, payload)
 
     async def _fill_pieces(self, peer: Peer, number: int, block: _Block, payload: memoryview) -> Served:
-        lease = self._lease([block])  # its memory is not recycled under the copy, whatever becomes of the writer
+        lease = self._lease([block])  # its memory is not reused during the copy, even if the writer ends
         try:
             await asyncio.get_running_loop().run_in_executor(None, _scatter, payload, self._views(block))
         finally:
@@ -382,7 +382,7 @@ class MemoryStore:
     def _open(self, peer: Peer, message: wire.Open) -> Served:
         blocks = [self._readable(number) for number in message.blocks]
         lease = self._lease(blocks)
-        # Small ones are cheaper to send than to lease.
+        # Small blocks are cheaper to send than to lease.
         if sum(block.nbytes for block in blocks) > INLINE_BYTES and all(len(block.pieces) == 1 for block in blocks):
             self._peers[peer].leases.add(lease)
             return Served(wire.Extents(lease, [block.pieces[0] for block in blocks]))
@@ -450,7 +450,7 @@ class MemoryStore:
         return None if self._waiters else self._allocate(nbytes, in_pieces)
 
     def _allocate(self, nbytes: int, in_pieces: bool) -> Pieces | None:
-        """Space in one piece, or else, with ``in_pieces``, in the largest holes there are."""
+        """Allocate space in one piece, or else, with ``in_pieces``, in the largest holes."""
         offset = self._extents.allocate(nbytes)
         if offset is not None:
             return ((offset, nbytes),)

@@ -1,10 +1,10 @@
 """The end of a connection to a group of masters.
 
-The engine's own end waits up to 30 s for its watch of the leader in etcd to run out, and holds the interpreter
-meanwhile: no thread of the program runs. It is the same at the exit of a process that never closed. So such a
-connection is left to the end of the process, and the engine's exit handler is kept from running. A client's entries in
-the metadata store are taken out when the interpreter ends. The segment of a storage unit ends as that of a killed one:
-the master gives it up when its process no longer pings.
+To close a connection, the engine waits up to 30 s for its watch of the leader in etcd to expire. It holds the
+interpreter meanwhile, so no thread of the program runs. The same happens at the exit of a process that did not close.
+Such a connection is therefore left to the end of the process, and the engine's exit handler does not run. A client's
+entries in the metadata store are removed when the interpreter ends. The master gives up the segment of a storage unit
+when its process no longer pings, as for a killed process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _left: dict[str, socket.socket] = {}
 
 
 def leave(raw: Any, name: str, reserved: socket.socket, module_file: str) -> None:
-    """Leave ``raw``, the engine's connection of this name in the store, to the end of the process.
+    """Leave ``raw``, the engine's connection ``name``, to the end of the process.
 
     Args:
         raw: the engine's object; it must never be destroyed.
@@ -44,12 +44,12 @@ def leave(raw: Any, name: str, reserved: socket.socket, module_file: str) -> Non
 
 
 def _forget(library: str) -> None:
-    """Take the entries of what was left out of etcd."""
+    """Remove the entries of the left connections from etcd."""
     try:
         engine = ctypes.CDLL(library)
         error = ctypes.c_char_p()
         for name in _left:
             for entry in _ENTRIES:
                 engine.EtcdDeleteWrapper(entry.format(name).encode(), ctypes.byref(error))
-    except (OSError, AttributeError):  # another build of the engine: entries of processes that are gone do no harm
+    except (OSError, AttributeError):  # another build of the engine: stale entries do no harm
         return

@@ -1,7 +1,7 @@
 """Engines of a queue on one machine take connections from this machine only.
 
-The engine listens on all addresses and has no setting to change that, so that its sockets are tied to the loopback
-interface as soon as they exist. This needs no privilege since Linux 5.7.
+The engine listens on all addresses and has no setting to change it, so its sockets are bound to the loopback interface
+as soon as they exist. Since Linux 5.7 this needs no privilege.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def is_loopback(host: str) -> bool:
 
 
 def can_confine() -> bool:
-    """Whether this kernel lets a program without privileges tie a socket to an interface."""
+    """Whether this kernel lets a program without privileges bind a socket to an interface."""
     with socket.socket() as probe:
         return _tie(probe)
 
 
 @contextmanager
 def confined(*, wanted: bool = True) -> Iterator[None]:
-    """Tie the sockets that the engine listens on since the start of the ``with`` block to the loopback interface.
+    """Bind the sockets on which the engine starts to listen in the ``with`` block to the loopback interface.
 
-    Connections from elsewhere that were made before are ended. Sockets of the program itself stay as they are, as
-    they are outside of the engine's range of ports.
+    Connections that other machines have already made are closed. Sockets of the program itself do not change, because
+    they are outside the engine's range of ports.
     """
     before = {number for number, _ in _listeners()} if wanted else set()
     yield
@@ -51,7 +51,7 @@ def confined(*, wanted: bool = True) -> Iterator[None]:
             ports.add(listener.getsockname()[1])
             _tie(listener)
     for connection in _sockets():
-        with suppress(OSError):  # not connected, or not of the internet
+        with suppress(OSError):  # not connected, or not an internet socket
             port, peer = connection.getsockname()[1], connection.getpeername()[0]
             if port in ports and not is_loopback(str(peer).removeprefix("::ffff:")):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -80,7 +80,7 @@ def _listeners() -> Iterator[tuple[int, socket.socket]]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """The internet sockets of this process, each by a descriptor that lives until the next one is asked for."""
+    """The internet sockets of this process. Each descriptor is valid until the next iteration."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed meanwhile
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):

@@ -108,12 +108,12 @@ class MasterProcess:
         return self._process.poll() if self._process else None
 
     def exposed(self) -> list[str]:
-        """host:port where it listens although it was told to serve this machine alone; old masters do."""
+        """host:port at which the master listens to other machines despite its settings, as old masters do."""
         listening = sorted(_listening(self._process.pid)) if self._process else []
         return [join_address(host, port) for host, port in listening if not is_loopback(host)]
 
     def failure(self) -> str | None:
-        """Why it ended by itself, in one line; None while it runs."""
+        """Why the master ended by itself, in one line; None while it runs."""
         status = self.poll()
         if status is None:
             return None

@@ -177,7 +177,7 @@ class MasterSettings(Document):
     """Network interface whose IPv4 address replaces ``host``."""
     rpc_port: Port = defaults.MASTER_RPC_PORT
     http_metadata_port: Port | None = defaults.MASTER_HTTP_METADATA_PORT
-    """None: no metadata server, which listens on all addresses whatever ``host`` is; engines ask each other."""
+    """None: no metadata server, which would listen on all addresses regardless of ``host``; engines ask each other."""
     metrics_port: Port = defaults.MASTER_METRICS_PORT
     lease_ttl_ms: int = Field(default=5000, ge=100)
     """A read that takes longer than this is repeated."""

@@ -383,7 +383,7 @@ def _set_up(
 
 
 def _local_address(master: str) -> str:
-    """The address by which others reach this process. With a master on loopback the store is one of this machine."""
+    """The address by which others reach this process. With a master on loopback the store is local to this machine."""
     toward = _address_toward(master)
     return toward if is_loopback(toward) else os.environ.get("LOCAL_IP") or toward
 
