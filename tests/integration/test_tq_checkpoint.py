@@ -114,10 +114,10 @@ def test_a_folder_that_holds_no_sound_checkpoint_is_named_with_the_cause(saved: 
 def test_a_folder_of_something_else_is_never_overwritten(stacks: tuple[Stack, Stack], tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text('{"name": "a data set"}')
     save = ("save", str(tmp_path), "--controller", stacks[0].address)
-    assert "is of something else" in run(*save, code=1).stderr
+    assert "does not belong to a checkpoint" in run(*save, code=1).stderr
     assert (tmp_path / "metadata.json").read_text() == '{"name": "a data set"}'
     (tmp_path / "metadata.json").write_text("step 1\nstep 2\n")
-    assert "is of something else" in run(*save, code=1).stderr
+    assert "does not belong to a checkpoint" in run(*save, code=1).stderr
     (tmp_path / "metadata.json").unlink()
     for name in ("data-train", "data-20260101", ".new-20260101"):
         (tmp_path / name).mkdir()

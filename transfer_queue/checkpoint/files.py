@@ -154,7 +154,7 @@ def check_not_foreign(directory: Path) -> None:
     except ValueError:
         about = {"storage_saved"} if any(map(_is_own, directory.iterdir())) else None
     if not isinstance(about, dict | set) or "storage_saved" not in about:  # releases 0.1.x wrote that, too
-        raise CheckpointError(f"{path} is of something else than a checkpoint, and would be lost; save elsewhere")
+        raise CheckpointError(f"{path} does not belong to a checkpoint, and would be lost; save elsewhere")
 
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> bytes:

@@ -46,7 +46,7 @@ def ls(
             return
         keys = _keys(link, partition)
         if keys is None:
-            raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows those that exist")
+            raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows the partitions")
         show(keys, output, lambda: [make_table(["KEY", "TAG"], [[key, _short(tag)] for key, tag in keys.items()])])
 
 
