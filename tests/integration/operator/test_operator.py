@@ -299,7 +299,9 @@ def test_a_new_certificate_is_taken_up_without_a_refused_pod(
 
 
 def test_the_operator_needs_no_more_rights_than_the_chart_gives(operator: Operator, queue: str) -> None:
-    assert "forbidden" not in operator.log.read_text().lower()
+    refused = [line for line in operator.log.read_text().lower().splitlines() if "forbidden" in line]
+    # Nobody may make anything in a namespace that another test has just deleted.
+    assert [line for line in refused if "because it is being terminated" not in line] == []
 
 
 def test_the_operator_ends_on_a_signal_and_says_in_one_line_why_it_cannot_start(
