@@ -42,7 +42,7 @@ def rollout(worker: int) -> None:
 
 
 # %% The trainer
-# A fetch takes whole groups. The advantage of an answer is its reward against those of its group.
+# A fetch takes whole groups. The advantage of an answer is its reward relative to its group.
 def train(updates: int) -> float:
     client = tq.get_client()
     logits = torch.zeros(PROMPTS, ACTIONS, requires_grad=True)

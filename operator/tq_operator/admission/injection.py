@@ -3,8 +3,8 @@
 The settings travel in an annotation that the kubelet shows to the container as a file. So a pod in any namespace gets
 them, and no ConfigMap has to be copied there or to exist before the pod starts.
 
-Injecting an injected pod changes nothing, whatever other webhooks did in between. A pod that was made again from an
-exported manifest gets what the queue that it asks for now gives, and what an earlier injection added goes.
+Injecting an injected pod changes nothing, even if other webhooks changed it in between. A pod that is created from an
+exported manifest gets the settings of the queue that it names now, and loses the additions of an earlier injection.
 """
 
 from __future__ import annotations

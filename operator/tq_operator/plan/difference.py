@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 APPLIED_ANNOTATION = f"{GROUP}/applied"
-# Fields by which entries of a list are found again. Several may have the same, such as two tolerations of one key.
+# Fields that identify entries of a list. Several entries may share a value, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
 _QUANTITIES: Final = ("requests", "limits", "sizeLimit")
 _SUFFIXES: Final = {
@@ -71,7 +71,7 @@ def foreign_owner(observed: Manifest | None, uid: str) -> bool:
 
 
 def contains(observed: Any, wanted: Any, field: str = "") -> bool:
-    """Whether ``observed`` says all that ``wanted`` says."""
+    """Whether ``observed`` contains every field of ``wanted``."""
     if isinstance(wanted, Mapping):
         if not isinstance(observed, Mapping):
             return not wanted and observed is None  # the apiserver drops some empty objects

@@ -30,7 +30,7 @@ _ROOTS: Final = {
     "Service": ("spec",),
     "StatefulSet": ("spec",),
 }
-"""Fields that are ours alone. The specs of other kinds cannot change."""
+"""Fields that only the operator sets. The specs of other kinds cannot change."""
 _ALLOWED: Final = (
     "spec.clusterIP",
     "spec.clusterIPs",
@@ -39,15 +39,15 @@ _ALLOWED: Final = (
     "spec.replicas",
     "spec.template.metadata",
 )
-"""What the apiserver allocates, what scales, and marks such as that of ``kubectl rollout restart``."""
+"""Fields that the apiserver allocates, replica counts, and marks such as ``kubectl rollout restart`` sets."""
 _UNKNOWN: Final = "before-first-apply"
-"""Owner of all that an object had, defaults too, when something had cleared its ``managedFields``."""
+"""Owner of all fields of an object, including defaults, after its ``managedFields`` were cleared."""
 _KEYS: Final = ("mountPath", "name", "topologyKey")
-"""Fields by which entries of a list are found again."""
+"""Fields that identify entries of a list."""
 
 
 class _Entry(NamedTuple):
-    """An entry of a list, by the fields that name it."""
+    """Identify an entry of a list by the fields that name it."""
 
     keys: tuple[tuple[str, Any], ...]
 
@@ -65,7 +65,7 @@ _Step = str | _Entry
 
 
 def drift(wanted: Manifest, observed: Manifest | None) -> list[str]:
-    """Dotted paths of the fields that others added to ``observed``, but for those that it allows by annotation."""
+    """Dotted paths of the fields that others added to ``observed``, except fields that its annotation allows."""
     return sorted({_dotted(path) for path in _paths(wanted, observed)})
 
 
@@ -92,7 +92,7 @@ def repair(wanted: Manifest, observed: Manifest) -> list[dict[str, Any]]:
 
 
 def foreign_entries(observed: Manifest) -> list[dict[str, Any]]:
-    """Entries of ``managedFields`` of others. Those of a subresource, such as the scale, are no drift."""
+    """Entries of ``managedFields`` of other managers. Entries of a subresource, such as the scale, are not drift."""
     return [
         entry
         for entry in observed["metadata"].get("managedFields") or []
@@ -139,7 +139,7 @@ def _added(
 
 
 def _has_more(theirs: Any, ours: Any) -> bool:
-    """Of a mapping or list that is set as one value, such as the selector of a Service: whether others added to it."""
+    """Whether others added to a mapping or list that is set as one value, such as the selector of a Service."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return any(name not in ours or _has_more(value, ours[name]) for name, value in theirs.items())
     return isinstance(ours, list) and isinstance(theirs, list) and len(theirs) > len(ours)
@@ -182,7 +182,7 @@ def _take_out(manifest: Any, path: Sequence[_Step]) -> None:
 
 
 def _overlaid(observed: Any, wanted: Any) -> Any:
-    """``observed`` with everything that ``wanted`` says."""
+    """Return ``observed`` with every field of ``wanted``."""
     if contains(observed, wanted):
         return observed
     if isinstance(observed, Mapping) and isinstance(wanted, Mapping):

@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Images:
-    """What the operator was installed with: images used where a queue names none, and the user of its pods."""
+    """Settings of the installation: the default images of queues, and the user of their pods."""
 
     server: str
     mooncake: str
@@ -29,7 +29,7 @@ class Images:
     fixed_user: bool = True
     """Whether pods run as the user of the images; otherwise the platform chooses a user for their namespace."""
     ipv6: bool = False
-    """Whether Services, and with them pods, have IPv6 addresses first."""
+    """Whether Services, and therefore pods, have IPv6 addresses first."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _part(seen: Observation, kind: str, name: str, replicas: int) -> PartStatus:
 
 
 def _unreachable(queue: Queue, seen: Observation, parts: Mapping[str, PartStatus]) -> Problem | None:
-    """Why clients do not reach pods that are ready: their Service is missing or selects others."""
+    """Why clients do not reach ready pods: their Service is missing or selects other pods."""
     for part in (name for name, status in parts.items() if status.ready):
         name = queue.child(part)
         workload = seen.children.get(("Deployment", name)) or seen.children.get(("StatefulSet", name)) or {}

@@ -111,7 +111,7 @@ def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None
 
 
 def _restarts(child: Manifest, observed: Manifest | None) -> bool:
-    """Whether applying ``child`` ends the pods that there are.
+    """Whether applying ``child`` ends existing pods.
 
     What others change in a template is taken back at once, as long as pods of the old template run; once all pods are
     of the changed one, that ends them.

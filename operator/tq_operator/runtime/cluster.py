@@ -44,7 +44,7 @@ _KINDS = {
     "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
 }
 _IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
-"""How the apiserver says that a field cannot change."""
+"""Text of the apiserver for a change of an immutable field."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _PAGE = 100
 """Objects of a list that are read at once: admission waits while one is decoded."""
@@ -56,7 +56,7 @@ class ClusterError(Exception):
 
 
 class ImmutableError(ClusterError):
-    """The object has a field of another value that cannot change while the object exists."""
+    """An immutable field of the object has another value."""
 
 
 class ForbiddenError(ClusterError):
@@ -124,7 +124,7 @@ class Cluster:
         return self._apply(_path(manifest), manifest)
 
     def repair(self, manifest: Manifest) -> None:
-        """Take out of an object what others added to it."""
+        """Remove from an object what others added to it."""
         live = self.child(manifest)
         if live is None:
             return

@@ -356,7 +356,7 @@ class Reconciler:
         return applied
 
     def _tell_of(self, document: Manifest, reason: str, what: str, words: str) -> None:
-        """An event of a repair, which no condition tells of."""
+        """Create an event of a repair, which no condition reports."""
         news = {"type": f"{reason} {what}", "status": "True", "reason": reason, "message": words}
         logger.warning("queue %s: %s", document["metadata"]["name"], words)
         try:

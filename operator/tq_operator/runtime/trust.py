@@ -37,7 +37,7 @@ _LOOK_S = 2.0
 _SETTLE_S = 3.0
 """Time until every apiserver has seen a changed bundle."""
 _OVERLAP_S = 3600.0
-"""Far longer than a replica needs to read a new certificate, and than an update of the replicas of before takes."""
+"""Much longer than a replica needs to read a new certificate, or an update of older replicas takes."""
 _DEFINITIONS_S = 30.0
 """Interval between reads of the definitions, which are large."""
 
