@@ -450,7 +450,9 @@ class Spec(Model):
     injection: Injection = Field(default=Injection(), description="What labelled pods get.")
     access: Access = Field(default=Access(), description="Who may attach.")
     security: Security = Field(default=Security(), description="What is refused.")
-    pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over every pod of the queue.")
+    pod_template: PodTemplate = Field(
+        default=PodTemplate(), description="Template that is merged over every pod of the queue."
+    )
     disruption_budget: bool = Field(
         default=True, description="Refuse evictions of the pods, whose memory holds rows, such as kubectl drain makes."
     )

@@ -16,8 +16,8 @@ Object = dict[str, JsonValue]
 class PodMetadata(Model):
     """Labels and annotations. They do not replace those of the operator."""
 
-    labels: dict[str, str] = Field(default={}, description="Further labels, such as a queue name of Kueue.")
-    annotations: dict[str, str] = Field(default={}, description="Further annotations.")
+    labels: dict[str, str] = Field(default={}, description="Additional labels, such as a queue name of Kueue.")
+    annotations: dict[str, str] = Field(default={}, description="Additional annotations.")
 
 
 class PodSpec(Model):
@@ -33,15 +33,15 @@ class PodSpec(Model):
     scheduler_name: str | None = Field(default=None, description="Scheduler of the pods.")
     scheduling_gates: list[dict[str, str]] | None = Field(default=None, description="Gates before scheduling.")
     service_account_name: str | None = Field(default=None, description="ServiceAccount of the pods.")
-    automount_service_account_token: bool | None = Field(default=None, description="Mount its token; unset: no.")
+    automount_service_account_token: bool | None = Field(default=None, description="Mount its token; by default false.")
     host_network: bool | None = Field(default=None, description="Use the network of the node.")
     host_users: bool | None = Field(default=None, description="false: a user namespace for each pod.")
     host_aliases: list[Object] | None = Field(default=None, description="Entries of /etc/hosts, by ip.")
     share_process_namespace: bool | None = Field(default=None, description="One process namespace for a pod.")
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = Field(
-        default=None, description="DNS policy; with hostNetwork by default ClusterFirstWithHostNet."
+        default=None, description="DNS policy; by default ClusterFirstWithHostNet with hostNetwork."
     )
-    dns_config: Object | None = Field(default=None, description="DNS settings beside or instead of the policy's.")
+    dns_config: Object | None = Field(default=None, description="DNS settings that extend or replace the policy's.")
     node_selector: dict[str, str] | None = Field(default=None, description="Labels that a node must carry.")
     tolerations: list[Object] | None = Field(default=None, description="Taints of nodes that the pods tolerate.")
     affinity: Object | None = Field(default=None, description="Affinity of the pods.")
@@ -49,8 +49,8 @@ class PodSpec(Model):
     termination_grace_period_seconds: int | None = Field(default=None, description="Time to end, in seconds.")
     containers: list[Object] | None = Field(
         default=None,
-        description='Fields of containers, by name; name "*": of all. An entry of another name is added if it has an '
-        "image, and concerns other pods if it has none.",
+        description='Fields of containers, by name; the name "*" means all containers. An entry with another name is '
+        "added if it has an image, and ignored otherwise.",
     )
     init_containers: list[Object] | None = Field(default=None, description="Init containers, by name.")
     volumes: list[Object] | None = Field(default=None, description="Volumes, by name.")

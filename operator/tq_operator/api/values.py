@@ -39,7 +39,7 @@ class WebhookCertificate(Model):
 
     existing_secret: str = Field(default="", description="A Secret with tls.crt, tls.key and ca.crt.")
     issuer_ref: dict[str, str] = Field(default={}, description="An issuer of cert-manager: name, kind, group.")
-    ca_bundle: str = Field(default="", description="The CA as PEM, which the operator then writes nowhere.")
+    ca_bundle: str = Field(default="", description="The CA as PEM. The operator then does not write it.")
 
 
 class Webhook(Model):
@@ -52,7 +52,7 @@ class Webhook(Model):
     port: Port = Field(description="Port of the webhook in the pod.")
     exclude_namespaces: list[str] = Field(description="Namespaces never looked at, besides kube-* and the chart's own.")
     certificate_days: Annotated[int, Between(1, 3650)] = Field(description="Validity of the certificates, in days.")
-    certificate: WebhookCertificate = Field(default=WebhookCertificate(), description="Who makes the certificate.")
+    certificate: WebhookCertificate = Field(default=WebhookCertificate(), description="Source of the certificate.")
 
 
 class NodeReports(Model):
@@ -70,7 +70,7 @@ class Monitoring(Model):
 
     alerts: bool = Field(description="Install the alert rules; needs the Prometheus operator.")
     dashboards: bool = Field(description="Install the Grafana dashboards as a ConfigMap.")
-    labels: dict[str, str] = Field(description="Further labels of both.")
+    labels: dict[str, str] = Field(description="Additional labels of rules and dashboards.")
 
 
 class Queues(Model):
@@ -97,8 +97,8 @@ class Values(Model):
     priority_class_name: str = Field(description="Priority class of the operator's pods; empty: none.")
     pod_annotations: dict[str, str] = Field(description="Further annotations of the operator's pods.")
     health_port: Port = Field(description="Port of probes and metrics in the operator's pods.")
-    pod_template: PodTemplate = Field(description="Laid over all pods of the chart.")
-    openshift: bool = Field(description="Leave the user of all pods, those of queues too, to the platform.")
+    pod_template: PodTemplate = Field(description="Template that is merged over all pods of the chart.")
+    openshift: bool = Field(description="The platform chooses the user of all pods, including pods of queues.")
     queues: Queues
     crds: Crds
     webhook: Webhook
