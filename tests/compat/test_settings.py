@@ -169,8 +169,9 @@ def test_a_required_resource_of_nodes_is_taken_as_it_is_in_a_ray_cluster(recwarn
 
 def test_an_unknown_setting_is_kept_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        check_settings({"controller": {"pollingmode": True}, "trainer": {"own": 1}}, PACKAGED)
-    assert [record.getMessage().split(" is not")[0] for record in caplog.records] == ["conf: controller.pollingmode"]
+        check_settings({"controller": {"pollingmode": True}, "trainer": {"own": 1}, "queue": "demo"}, PACKAGED)
+    named = [record.getMessage().split(" is not")[0] for record in caplog.records]
+    assert named == ["conf: queue", "conf: controller.pollingmode"]
     assert "controller.polling_mode" in caplog.text
 
 

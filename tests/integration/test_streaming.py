@@ -22,7 +22,7 @@ from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.columns.nested import strided_nested
 from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, chunk_batch_fn, clear_end, mark_end
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, WorkerLostError
+from transfer_queue.errors import DataLostError, InvalidInputError, InvalidTypeError, WorkerLostError
 
 _PROCESS_S = 240
 """For programs of a test to end: each imports torch first, which takes long where much else runs."""
@@ -196,6 +196,21 @@ def test_a_mark_can_be_taken_back(queue: Stack, partition: str) -> None:
         wait_until(lambda: queue.controller.metric("tq_controller_waiting") == 1, "the consumer waits for more")
         mark_end(partition)
         assert consumer.result(30) == [[0, 1], [2, 3]]
+
+
+def test_rows_that_were_lost_before_the_end_are_an_error_of_the_loader() -> None:
+    with running_stack(units=1) as stack:
+        client = tq.TransferQueueClient("producer", stack.address)
+        client.put(rows(8), partition_id="p")
+        mark_end("p", client=client)
+        stack.units[0].kill()
+        stack.add_unit("u1")
+        wait_until(lambda: client.run(client.rows.partition_counts("p"))["lost"] == 8, "the rows are lost")
+        stream = StreamingDataset({"controller": {"addresses": [stack.address]}}, 4, 4, ["x"], "p", "t", 0)
+        with pytest.raises(DataLostError, match="8 rows are lost with their storage unit; clear the partition"):
+            values(stream)
+        stream.close()
+        client.close()
 
 
 def test_polling_mode_waits_too() -> None:

@@ -75,6 +75,7 @@ def test_get_shows_rows_that_put_wrote(command: Command, rows: str) -> None:
     command("put", rows, "c", "tokens=[7, 8, 9]", 'text="hello"', "ok=true", "--tag", '{"len": 3}')
     assert command.json("get", rows, "c") == {"c": {"tokens": [7, 8, 9], "text": "hello", "ok": True}}
     assert tq.kv_list(rows)[rows]["c"] == {"len": 3}
+    assert command("get", rows, "c", "-F", "text")[0].splitlines()[1].split() == ["c", "text", "'hello'"]
     table = command("get", rows, "a", "c", "--field", "tokens")[0]
     assert [line.split()[:2] for line in table.splitlines()] == [["KEY", "FIELD"], ["a", "tokens"], ["c", "tokens"]]
     assert "int64 [3]: 0, 1, 2" in table

@@ -233,7 +233,7 @@ def _short(tag: dict[str, Any]) -> str:
 def _rows(column: Any) -> list[Any]:
     if getattr(column, "is_nested", False):
         return list(column.unbind())
-    if hasattr(column, "dtype"):
+    if getattr(column, "dtype", None) is not None:
         return list(column)
     return column.tolist() if hasattr(column, "tolist") else list(column)
 
@@ -249,7 +249,7 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    if not hasattr(value, "dtype"):
+    if getattr(value, "dtype", None) is None:  # stacks of values have the name, and no dtype
         text = repr(value)
         return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
     flat = value.reshape(-1)

@@ -123,6 +123,9 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
     kept, since programs put their own there.
     """
     _check_sections(given, known)
+    for name, value in given.items():  # a section of its own may be the program's
+        if not isinstance(value, Mapping) and name not in {*known, *ATTACH_SETTINGS, *_WITHOUT_EFFECT}:
+            log.warning("conf: %s is not a setting and has no effect; there are: %s", name, ", ".join(sorted(known)))
     entries = dict(_leaves(known))
     for path, value in _leaves(given):
         if value is None:

@@ -22,6 +22,7 @@ from transfer_queue.dataloader.batches import WAIT_S, chunk_batch_fn, default_fe
 from transfer_queue.dataloader.end_marker import production_ended
 from transfer_queue.errors import (
     ConfigError,
+    DataLostError,
     InvalidInputError,
     InvalidTypeError,
     NotInitializedError,
@@ -291,6 +292,8 @@ class StreamingDataset(IterableDataset[Any]):
                     f"reach total_samples={self.total_samples}; lower total_samples or mark the end later"
                 )
             return found, True
+        if ready < unconsumed:
+            self._refuse_lost(unconsumed - ready)
         if ready < unconsumed or unconsumed >= size:
             return None, False  # fields are still to come, or there is enough for a whole batch
         refusals: list[SamplerError] = []
@@ -306,6 +309,17 @@ class StreamingDataset(IterableDataset[Any]):
             raise SamplerError(f"{self}: the sampler gives the last {unconsumed} rows to nobody: {refusals[0]}")
         return None, False
 
+    def _refuse_lost(self, incomplete: int) -> None:
+        """Raise DataLostError if the rows that lack fields are lost: no producer writes them after the end."""
+        counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
+        unconsumed, _ = self._left()
+        lost = counts["lost"] - (counts["rows"] - unconsumed) if counts else 0  # at least as many of those to come
+        if lost >= incomplete > 0:
+            raise DataLostError(
+                f"{self}: {counts['lost']} rows are lost with their storage unit; clear the partition and put its rows "
+                "again, or keep rows over the end of a unit with controller.durability"
+            )
+
     def _awaited(self, size: int) -> str:
         """Describe which rows of a batch of ``size`` rows the partition has."""
         counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
@@ -316,6 +330,8 @@ class StreamingDataset(IterableDataset[Any]):
             return f"nobody has written the fields {unwritten} to it, which has {sorted(counts['fields'])}"
         unconsumed, ready = self._left()
         found = f"it has {counts['rows']} rows, {unconsumed} not consumed, {ready} of these with all fields"
+        if counts["lost"]:
+            found += f", {counts['lost']} lost with their storage unit"
         if ready >= size:
             return f"{found}; the sampler gives this rank none of them"
         return f"{found}; producers put more, or end it by mark_end or put(is_last=True)"

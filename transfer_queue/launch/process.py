@@ -150,11 +150,21 @@ class ServerProcess:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can ever read."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
+    """Write a file that only this user can ever read. Raises StartError if it cannot be written.
+
+    The file stays as it is if it has this content: a server restarts on a full disk too.
+    """
+    try:
+        if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
+            return
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise StartError(
+            f"cannot write {path}: {error.strerror}; make room, or set XDG_STATE_HOME to a folder with room"
+        ) from None
 
 
 def wait_until_serving(servers: Iterable[Startable], timeout_s: float) -> Iterable[Startable]:
