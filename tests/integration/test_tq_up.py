@@ -435,7 +435,8 @@ def test_a_state_folder_without_room_is_one_line(simple: QueueCommand) -> None:
     limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *tq_up]
     done = subprocess.run(limited, env=simple.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert last_line(done.stderr).startswith(f"error: {simple.state}/transferqueue/test: File too large; make room")
+    assert last_line(done.stderr).startswith(f"error: cannot write {simple.state}/transferqueue/test/")
+    assert "File too large; make room" in last_line(done.stderr)
     assert "Traceback" not in done.stderr
 
 
