@@ -6,6 +6,7 @@ environment that they inherit. The task: for each of two prompts, one of eight a
 
 # %% The rollout workers
 # Each writes a group for each policy that the trainer publishes: eight answers to one prompt.
+# A group is one put: the sampler counts consecutive rows, so a group in several puts could mix with another.
 import multiprocessing
 import time
 
