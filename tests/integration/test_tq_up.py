@@ -155,6 +155,11 @@ def test_detached_it_is_listed_and_taken_down(simple: QueueCommand) -> None:
     assert simple.run("down").returncode == 0
     assert simple.processes() == []
     assert "no queue" in simple.run("status").stderr
+    simple.environ["TQ_CONFIG_FILE"] = attach
+    gone = simple.run("ls")
+    assert gone.stderr.startswith("error: queue test ended: it was taken down; cannot reach the controller at ")
+    assert f"(TQ_CONFIG_FILE={attach} names it)" in gone.stderr
+    del simple.environ["TQ_CONFIG_FILE"]
     missing = simple.run("down", "test")
     assert (missing.returncode, missing.stderr) == (1, "error: queue test is not running here; running: none\n")
 

@@ -13,6 +13,7 @@ import typer
 from transfer_queue.cli.state import read_running
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses, attach_from_environment, parse_address
 from transfer_queue.config.document import load_document
+from transfer_queue.config.trouble import trouble_at
 from transfer_queue.control.commands import Command, ListPartitions, Value
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
@@ -201,6 +202,10 @@ class _Line:
                 failure = error
             else:
                 return self._connection
+        origin = self.credentials.target.origin
+        trouble = trouble_at(self.addresses)
+        if trouble is not None and isinstance(failure, ConnectionLostError):
+            failure = ConnectionLostError(f"{trouble.text}; {failure}" + (f" ({origin} names it)" if origin else ""))
         raise failure
 
     # ------------------------------------------------------------------------------------------------------- Endpoint

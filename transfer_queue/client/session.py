@@ -238,9 +238,10 @@ class ControllerSession:
         """The error of a request now, if the controller is unreachable; otherwise None."""
         if self._connection is not None and not self._connection.closed:
             return None
-        if self._ended:
-            return ConnectionLostError(self._ended)
         origin = self._credentials.target.origin
+        if self._ended:
+            advice = f"; {origin} names it: start it again, or unset that" if origin else ""
+            return ConnectionLostError(self._ended + advice)
         advice = f"{origin} names it: check that it runs, or correct or unset that" if origin else _ADVICE
         return ConnectionLostError(f"{self._reason()}; {advice}")
 
@@ -280,7 +281,9 @@ class ControllerSession:
                 except TransferQueueError as error:
                     self._failure = error
             trouble = trouble_at(self._addresses)
-            self._ended = trouble.text if trouble is not None and trouble.state == "failed" else ""
+            # A queue that was taken down may come back for programs that used it; nobody waits for it at the start.
+            over = ("failed",) if self.welcome.run else ("failed", "down")
+            self._ended = trouble.text if trouble is not None and trouble.state in over else ""
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)
