@@ -87,6 +87,8 @@ def test_clear_forgets_the_named_keys_or_everything_and_says_what_it_did(command
     assert list(tq.kv_list(rows)[rows]) == ["b"]
     _, error = command("clear", rows, "unknown", code=1)
     assert "nothing to clear" in error
+    _, error = command("clear", f"{rows}x", "a", code=1)
+    assert f"partition '{rows}x' not found; did you mean '{rows}'?" in error
     _, error = command("clear", rows, "--all", code=2)
     assert "--yes" in error
     _, said = command("clear", rows, "--all", "--yes")

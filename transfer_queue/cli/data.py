@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import time
@@ -46,7 +47,7 @@ def ls(
             return
         keys = _keys(link, partition)
         if keys is None:
-            raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows the partitions")
+            raise _unknown(partition, link.request(ListPartitions("")).value)
         show(keys, output, lambda: [make_table(["KEY", "TAG"], [[key, _short(tag)] for key, tag in keys.items()])])
 
 
@@ -130,8 +131,9 @@ def clear(
                 raise ConfigError(f"clearing all of partition {partition!r} needs --yes where nobody can be asked")
             typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
         with Link(config) as link:
-            if partition not in link.request(ListPartitions("")).value:
-                raise UnknownPartitionError(f"partition {partition!r} not found; tq ls shows the partitions")
+            names = link.request(ListPartitions("")).value
+            if partition not in names:
+                raise _unknown(partition, names)
             missing: list[str] = []
             if keys:
                 there = link.request(Lookup(partition, keys=keys, fields=[], partial=True))
@@ -207,6 +209,12 @@ def _tensors(values: dict[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError, RuntimeError):  # lists of text, or of unequal lengths, are values as they are
             found[name] = value
     return found
+
+
+def _unknown(partition: str, names: list[str]) -> UnknownPartitionError:
+    near = difflib.get_close_matches(partition, names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; tq ls shows the partitions"
+    return UnknownPartitionError(f"partition {partition!r} not found{hint}")
 
 
 def _keys(link: Link, partition: str) -> dict[str, Any] | None:
