@@ -61,7 +61,8 @@ def _bring_up(stack: LocalStack, command: Sequence[str], console: Console, *, ba
         try:
             attach = stack.write_attach_config()
             write_running(folder, _describe(stack, attach))
-            console.print(f"page: {stack.page}")
+            if stack.page:
+                console.print(f"page: {stack.page}")
             if command:
                 code = run_command(stack, command, {**os.environ, "TQ_CONFIG_FILE": str(attach)})
                 stack.note("down", f"its command {command[0]} ended with code {code}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transfer_queue.client.parser import DataParser
 from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, StartError
-from transfer_queue.runtime.secret import new_nonce, prove
+from transfer_queue.runtime.secret import masked, new_nonce, prove
 from transfer_queue.storage.registered.registry import StorageManagerFactory
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def join_store(manager_type: str, config: Mapping[str, Any], controller: object)
 def _ask(info: ZMQServerInfo, asked: dict[str, Any]) -> None:
     port, nonce = info.ports[JOIN_PORT_NAME], new_nonce()
     if info.secret is not None:
+        if asked.get("secret"):
+            asked = {**asked, "secret": masked(asked["secret"], info.secret, port, nonce)}
         asked = {**asked, "nonce": nonce.hex(), "proof": prove(info.secret, "client", port, nonce).hex()}
     try:
         with socket.create_connection((info.ip, port), timeout=_JOIN_S) as connection:

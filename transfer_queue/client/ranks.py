@@ -78,7 +78,8 @@ class Ranks:
                 "transfer_queue.init() in rank 0 too, or set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS in all ranks"
             )
         told = json.loads(store.get(self._key))
-        return _read(str(told["file"]), str(told["host"])), str(told["file"])
+        file = os.path.realpath(str(told["file"]))  # no link on the way can be changed after the check
+        return _read(file, str(told["host"])), file
 
     def _open(self) -> Store:
         import torch.distributed as dist
@@ -108,12 +109,13 @@ class Ranks:
 
 def _read(file: str, host: str) -> AttachConfig:
     try:
-        found = os.lstat(file)
+        found, folder = os.lstat(file), os.lstat(os.path.dirname(file))
     except OSError:
         raise StartError(
             f"rank 0 started a queue on {host}, which processes of other machines cannot reach; start one with tq up "
             "or the operator, and set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS in all ranks"
         ) from None
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    own = found.st_uid == folder.st_uid == os.getuid()
+    if not own or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or folder.st_mode & 0o022:
         raise StartError(f"{file}, which the store of this job names as the queue of rank 0, is not this user's alone")
     return load_document(AttachConfig, file).found_in("rank 0 of this job")

@@ -281,9 +281,13 @@ class ControllerSession:
                 except TransferQueueError as error:
                     self._failure = error
             trouble = trouble_at(self._addresses)
-            # A queue that was taken down may come back for programs that used it; nobody waits for it at the start.
-            over = ("failed",) if self.welcome.run else ("failed", "down")
-            self._ended = trouble.text if trouble is not None and trouble.state in over else ""
+            # A queue that was taken down may come back for programs that used it; a program that starts with the
+            # settings of just this queue does not wait for it.
+            gone = trouble is not None and (
+                trouble.state == "failed"
+                or (trouble.state == "down" and not self.welcome.run and trouble.queue == self._credentials.target.name)
+            )
+            self._ended = trouble.text if trouble is not None and gone else ""
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -52,8 +53,7 @@ def clear_trouble(folder: Path, addresses: Iterable[str] = ()) -> None:
     Its controllers now serve at ``addresses``, so the notes of other queues that served there before are emptied too.
     """
     wanted = set(addresses)
-    noted = [path.parent for path in state_root().glob(f"*/{_NAME}")]
-    former = [other for other in noted if (old := read_trouble(other)) and wanted.intersection(old.controllers)]
+    former = [other for other in _noted() if (old := read_trouble(other)) and wanted.intersection(old.controllers)]
     for each in {folder, *former}:
         with suppress(OSError):
             _write(each, b"")
@@ -76,16 +76,28 @@ def _write(folder: Path, content: bytes) -> None:
 
 def read_trouble(folder: Path) -> Trouble | None:
     """The last note; None if there is none."""
-    with suppress(OSError, msgspec.DecodeError):
-        if content := (folder / _NAME).read_bytes().strip():
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            content = file.read(_BYTES).strip() if own else b""
+        if content:
             return msgspec.json.decode(content, type=Trouble)
     return None
+
+
+def _noted() -> list[Path]:
+    """Folders of this user's queues that have a note."""
+    with suppress(OSError):  # a home that this user may not enter
+        return [path.parent for path in state_root().glob(f"*/{_NAME}")]
+    return []
 
 
 def trouble_at(addresses: Iterable[str]) -> Trouble | None:
     """The note of this user's local queue with a controller at one of ``addresses``."""
     wanted = set(addresses)
-    folders = [path.parent for path in state_root().glob(f"*/{_NAME}")]
+    folders = _noted()
     if os.environ.get("TQ_CONFIG_FILE"):
         folders.append(Path(os.environ["TQ_CONFIG_FILE"]).parent)
     for folder in folders:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer_queue.errors import NotAuthorizedError, TransferQueueError
-from transfer_queue.runtime.secret import is_proof
+from transfer_queue.runtime.secret import is_proof, masked
 
 __all__ = ["JoinListener"]
 
-_ANSWER_S = 60.0
+_LINE_S = 5.0
+"""For a peer to send its line, and to take the answer."""
+_PLACES = 16
+"""Connections that are served at once; more are closed."""
 _LINE_BYTES = 4096
 
 
@@ -29,6 +32,7 @@ class JoinListener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self.port = int(self._listener.getsockname()[1])
+        self._places = threading.BoundedSemaphore(_PLACES)
         self._thread = threading.Thread(target=self._serve, name="tq-join", daemon=True)
         self._thread.start()
 
@@ -43,6 +47,8 @@ class JoinListener:
         nonce, proof = bytes.fromhex(asked["nonce"]), bytes.fromhex(asked["proof"])
         if not is_proof(proof, self._secret, "client", self.port, nonce):
             raise NotAuthorizedError("the request has no valid proof; use the zmq_info of this server's owner")
+        if asked.get("secret"):
+            asked["secret"] = masked(asked["secret"], self._secret, self.port, nonce)
 
     def _serve(self) -> None:
         while True:
@@ -50,16 +56,34 @@ class JoinListener:
                 connection, _ = self._listener.accept()
             except OSError:  # shut down
                 return
-            with connection, connection.makefile("rwb") as stream:
-                connection.settimeout(_ANSWER_S)
+            if not self._places.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve_one, args=(connection,), name="tq-join-one", daemon=True).start()
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):  # the peer has gone, or was silent; it may ask again
+                late = threading.Timer(_LINE_S, lambda: _end(connection))
+                late.daemon = True
+                late.start()
                 try:
-                    asked = json.loads(stream.readline(_LINE_BYTES))
+                    with connection.makefile("rb") as stream:
+                        line = stream.readline(_LINE_BYTES)
+                finally:
+                    late.cancel()
+                try:
+                    asked = json.loads(line)
                     self._check(asked)
                     answer = self._answer(asked)
-                except (TransferQueueError, ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+                except (TransferQueueError, ValueError, KeyError, TypeError, RecursionError) as error:
                     answer = {"error": f"{self._name}: {error}"}
-                try:
-                    stream.write(json.dumps(answer).encode() + b"\n")
-                    stream.flush()
-                except OSError:  # the peer has gone; it may ask again
-                    continue
+                connection.settimeout(_LINE_S)
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+        finally:
+            self._places.release()
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it ended by itself
+        connection.shutdown(socket.SHUT_RDWR)

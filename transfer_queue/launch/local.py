@@ -158,7 +158,7 @@ class LocalStack:
 
         def kept(name: str) -> str:
             path = folder / name
-            if not path.exists():
+            if not path.exists() or not path.stat().st_size:
                 write_private(path, new_secret().encode())
             return path.read_text()
 
@@ -268,7 +268,12 @@ class LocalStack:
 
     @property
     def page(self) -> str:
-        """URL of the page that shows the queue; of the first controller if there are several."""
+        """URL of the page that shows the queue; of the first controller if there are several.
+
+        Empty if there is none: the page has no authentication, so a queue with a secret, TLS or tokens serves none.
+        """
+        if self.plan.controller.security != ServerSecurity():
+            return ""
         metrics = self._controllers[0].address.get("metrics") if self._controllers else None
         return f"http://{metrics}/" if metrics else ""
 

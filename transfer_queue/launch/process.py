@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -162,6 +163,8 @@ def write_private(path: Path, content: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(content)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # half a file is worse than none
         raise StartError(
             f"cannot write {path}: {error.strerror}; make room, or set XDG_STATE_HOME to a folder with room"
         ) from None

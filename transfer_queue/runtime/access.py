@@ -16,7 +16,7 @@ from transfer_queue.config.document import load_document
 from transfer_queue.config.security import Policy, PolicyPrincipal, ServerSecurity
 from transfer_queue.control import commands
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
-from transfer_queue.runtime.secret import is_proof, prove
+from transfer_queue.runtime.secret import is_fresh, is_proof, prove
 from transfer_queue.runtime.tls import Reread, Tokens, is_loopback, names_of
 from transfer_queue.storage.base import Peer, Served
 from transfer_queue.wire import messages as wire
@@ -135,6 +135,8 @@ class Access:
             raise ConfigError("security: a policy needs peers with names, so give them tls or tokens instead of secret")
         self.port = 0
         """Port on which the server listens."""
+        self.since_ns: int | None = None
+        """``time.monotonic_ns`` when it began to, if only this machine can reach it."""
 
     @classmethod
     def of(cls, security: ServerSecurity) -> Access | None:
@@ -165,6 +167,8 @@ class Access:
         if self._secret is not None:
             if not is_proof(hello.proof, self._secret, "client", self.port, hello.nonce):
                 raise NotAuthorizedError(_NO_SECRET)
+            if self.since_ns is not None and not is_fresh(hello.nonce, self.since_ns):
+                raise NotAuthorizedError("the proof of the secret was made for an earlier server at this port")
             principal = _OWNER
         elif hello.token:
             name = None if self._tokens is None else self._tokens.name_of(hello.token)

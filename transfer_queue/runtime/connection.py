@@ -30,7 +30,7 @@ from transfer_queue.wire.frames import (
     MessageWriter,
     ProtocolError,
 )
-from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind
+from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind, Welcome
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.access import Principal
@@ -567,11 +567,13 @@ async def connect(
         hello = credentials.introduce(hello, address)
         _check_hello(hello)
         connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
+        if not isinstance(connection.welcome, Welcome):
+            raise ConnectionLostError(f"the {what} at {address} does not answer as a server of TransferQueue does")
         credentials.check(hello, connection.welcome, address)
     except ConnectionLostError as error:
         if not connection.closed:
             connection.close()
-            raise  # the server's own answer
+            raise  # the answer of what listens there
         raise ConnectionLostError(explain_loss(error, ssl is not None)) from None
     except (TransferQueueError, asyncio.CancelledError):
         connection.close()

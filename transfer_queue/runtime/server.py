@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from transfer_queue.errors import NotAuthorizedError, RequestError, StartError, 
 from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.gate import Gate, Refusals, Stranger
-from transfer_queue.runtime.tls import HANDSHAKE_S, listen_context
+from transfer_queue.runtime.tls import HANDSHAKE_S, is_loopback, listen_context
 from transfer_queue.wire.frames import DEFAULT_LIMITS, STRANGER_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
 
@@ -64,6 +65,8 @@ class Server:
             per_address=_STRANGERS_OF_ADDRESS,
             total=_STRANGERS,
         )
+        if self.access is not None and is_loopback(host):
+            self.access.since_ns = time.monotonic_ns()
         try:
             bound = gate.listen(host, port)
         except OSError as error:

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from transfer_queue.config.attach import (
     Target,
     attach_from_environment,
 )
-from transfer_queue.config.security import PeerSecurity
+from transfer_queue.config.security import PeerSecurity, ServerSecurity
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, NotAuthorizedError
 from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.secret import new_secret
+from transfer_queue.runtime.secret import new_nonce, new_secret, prove
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire import messages as wire
 
@@ -127,6 +129,19 @@ def test_a_handshake_is_of_no_use_at_another_server(started: Any) -> None:
     assert replayed.proof
     with pytest.raises(NotAuthorizedError, match="only processes that know its secret"):
         shake(address_of(started), PeerSecurity(), hello=replayed)
+
+
+def test_a_handshake_is_of_no_use_at_the_next_server_of_the_port() -> None:
+    secret = "0" * 32
+    access = Access(ServerSecurity(secret=secret))
+    access.port, access.since_ns = 1, time.monotonic_ns()
+    nonce = new_nonce()
+    hello = wire.Hello("client", "one", nonce=nonce, proof=prove(secret, "client", 1, nonce))
+    connection: Any = None  # nothing of it is looked at
+    assert access.admit(connection, hello)
+    access.since_ns = time.monotonic_ns()
+    with pytest.raises(NotAuthorizedError, match="made for an earlier server at this port"):
+        access.admit(connection, hello)
 
 
 def test_a_client_by_address_does_not_unpickle_where_the_queue_did_not_prove_itself(stack: Stack) -> None:
