@@ -29,7 +29,7 @@ __all__ = [
 APPLIED_ANNOTATION = f"{GROUP}/applied"
 # Fields that identify entries of a list. Several entries may share a value, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
-_QUANTITIES: Final = ("requests", "limits", "sizeLimit")
+_QUANTITIES: Final = ("requests", "limits", "sizeLimit", "divisor")
 _SUFFIXES: Final = {
     "m": Decimal("0.001"),
     **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},

@@ -192,7 +192,11 @@ def _why(
 
 def _moves_rows(observed: Manifest, queue: Queue, left: int, used: int | None) -> bool:
     """Whether the storage pods that there are move their rows before they stop, and ``left`` others have room."""
-    hook = any("lifecycle" in container for container in _pod(observed)["containers"])
+    hooks = [
+        container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command") or []
+        for container in _pod(observed)["containers"]
+    ]
+    hook = any("transfer_queue.client.draining" in word for command in hooks for word in command)
     return hook and left > 0 and used is not None and used <= _FILL * left * queue.spec.unit_capacity
 
 

@@ -283,6 +283,9 @@ class MemoryStore:
             await asyncio.get_running_loop().run_in_executor(None, _scatter, payload, self._views(block))
         finally:
             self._release(lease)
+        if peer not in self._peers:  # its connection ended meanwhile, and the block goes with its writer
+            block.filling = False
+            raise StorageKeyNotFoundError(f"the writer of block {number:#x} is gone")
         if self._unsealed(peer, number) is not block:
             raise StorageKeyNotFoundError(f"block {number:#x} was dropped while it was written")
         answer = self._filled(peer, number, block)
@@ -542,7 +545,7 @@ class MemoryStore:
             if block is not None:
                 self._by_writer[number >> 32].discard(number)
                 self._holders.remove(number >> 32, block.nbytes)
-                self._free(block.pieces)
+                self._give_back(number, block)
                 if self._index is not None:
                     self._index.dropped(number)
         self._write_drops()
