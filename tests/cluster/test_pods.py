@@ -217,7 +217,10 @@ def test_the_api_server_calls_a_webhook_behind_a_service(web: Cluster, image: st
         probe = json.dumps(pod("probe", "node1", "", image))
 
         def labelled() -> bool:
-            created = json.loads(web.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=probe))
+            try:
+                created = json.loads(web.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=probe))
+            except ClusterError:  # the Service has no endpoint yet
+                return False
             return bool(created["metadata"]["labels"].get("seen") == "yes")
 
         wait_until(labelled, "the API server calls the webhook", 30)
