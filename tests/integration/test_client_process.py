@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -206,3 +209,36 @@ def test_servers_and_a_bare_import_load_no_torch(module: str) -> None:
     code = f"import {module}, sys; print([m for m in ('torch', 'tensordict', 'pickle5') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_servers_end_with_a_killed_parent_though_its_forked_child_lives(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from transfer_queue.launch.local import LocalStack, default_plan\n"
+        "stack = LocalStack(default_plan(units=1, unit_capacity=16 << 20), Path(sys.argv[1]))\n"
+        "stack.start()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.close(1)\n"
+        "    signal.pause()\n"
+        "print(child, *(server.pid for server in stack.processes), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    child, *servers = map(int, done.stdout.split())
+
+    def alive(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    try:
+        assert len(servers) == 2
+        wait_until(lambda: not any(map(alive, servers)), "the servers end", 60)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +76,12 @@ class ServerProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # where samplers come from
                 start_new_session=True,
             )
+        _started.add(self)
+
+    def let_go(self) -> None:
+        """Close the copy of the pipe that a forked child has, so that the server ends with the parent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     @property
     def pid(self) -> int:
@@ -148,6 +155,17 @@ class ServerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+_started: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for server in list(_started):
+        server.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def write_private(path: Path, content: bytes) -> None:
