@@ -293,7 +293,7 @@ class StreamingDataset(IterableDataset[Any]):
                 )
             return found, True
         if ready < unconsumed:
-            self._refuse_lost(unconsumed - ready)
+            self._refuse_lost(unconsumed, ready)
         if ready < unconsumed or unconsumed >= size:
             return None, False  # fields are still to come, or there is enough for a whole batch
         refusals: list[SamplerError] = []
@@ -309,12 +309,11 @@ class StreamingDataset(IterableDataset[Any]):
             raise SamplerError(f"{self}: the sampler gives the last {unconsumed} rows to nobody: {refusals[0]}")
         return None, False
 
-    def _refuse_lost(self, incomplete: int) -> None:
+    def _refuse_lost(self, unconsumed: int, ready: int) -> None:
         """Raise DataLostError if the rows that lack fields are lost: no producer writes them after the end."""
         counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
-        unconsumed, _ = self._left()
         lost = counts["lost"] - (counts["rows"] - unconsumed) if counts else 0  # at least as many of those to come
-        if lost >= incomplete > 0:
+        if lost >= unconsumed - ready:
             raise DataLostError(
                 f"{self}: {counts['lost']} rows are lost with their storage unit; clear the partition and put its rows "
                 "again, or keep rows over the end of a unit with controller.durability"
