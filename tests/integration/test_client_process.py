@@ -161,6 +161,54 @@ def test_a_second_init_warns_of_what_it_ignores(queue: Stack) -> None:
         tq.init({"layout": "dense"})
 
 
+def test_a_further_init_names_each_setting_that_differs(queue: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import warnings, transfer_queue as tq
+conf = tq.init({"controller": {"sampler": "GRPOGroupNSampler"}})  # of the queue, which has another one
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    tq.init()
+    tq.init(conf)
+    assert not said, said[0].message
+    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 7}}, "layout": "jagged"})
+print(*(warning.message for warning in said))
+"""
+    result = run_python(code, queue)
+    assert "backend.SimpleStorage.num_data_storage_units: 7 (in effect: 'not set')" in result.stdout, result.stderr
+    assert "layout" not in result.stdout
+    (line,) = own_errors(result)
+    assert "SequentialSampler" in line
+    assert "not with GRPOGroupNSampler of conf" in line
+
+
+def test_init_after_the_end_of_the_queue_starts_another_one() -> None:
+    code = """
+import os, signal, time, psutil, torch, transfer_queue as tq
+conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "32Mi"}}}
+tq.init(conf)
+before = os.environ["TQ_CONFIG_FILE"]
+(controller,) = (each for each in psutil.Process().children() if "transfer_queue.runtime.controller" in each.cmdline())
+controller.kill()
+try:
+    tq.kv_put("a", "p", {"x": torch.ones(3)})
+except ConnectionError as error:
+    print(error)
+tq.init(conf)
+assert os.environ["TQ_CONFIG_FILE"] != before
+tq.kv_put("a", "p", {"x": torch.ones(3)})
+assert len(psutil.Process().children()) == 2, psutil.Process().children()
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert "killed by SIGKILL" in result.stdout
+    assert "call transfer_queue.init() for a new, empty one" in result.stdout
+    started, ended, again = own_errors(result)
+    assert "started a queue" in started
+    assert "started a queue" in again
+    assert "has ended" in ended
+    assert "init() looks for a queue again" in ended
+
+
 def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQ_CONNECT_TIMEOUT", "0.3")
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9.*TQ_CONTROLLER_ADDRESS"):

@@ -140,6 +140,11 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         if not self._closed and self._pid == os.getpid() and self._io.alive:
             self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
 
+    @property
+    def ended(self) -> str:
+        """Why the queue has ended for good; empty while it serves or may come back."""
+        return "" if self._closed or self._pid != os.getpid() else self._engine.ended
+
     def close(self) -> None:
         """Close the connections. Idempotent; later calls raise NotInitializedError.
 
@@ -177,6 +182,12 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         """``host:port`` where the controller serves ``/metrics``; None if it serves none."""
         self._ready()
         return self._engine.controller_attributes.get("metrics")
+
+    @property
+    def sampler(self) -> str:
+        """Name of the sampler of the queue; empty if its controller does not tell."""
+        self._ready()
+        return str(self._engine.controller_attributes.get("sampler", ""))
 
     @property
     def default_lease(self) -> float:

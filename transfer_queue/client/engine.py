@@ -110,6 +110,11 @@ class Engine:
             self._session.close()
             self._changed.set()
 
+    @property
+    def ended(self) -> str:
+        """See ControllerSession.ended."""
+        return self._session.ended
+
     def give_up(self, reason: str) -> None:
         """See ControllerSession.give_up."""
         self._session.give_up(reason)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -18,7 +20,7 @@ from transfer_queue.client.ranks import Ranks
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
-from transfer_queue.config.settings import ATTACH_SETTINGS, check_names
+from transfer_queue.config.settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["close", "current_client", "get_client", "init", "queue_named_by"]
 
+log = logging.getLogger(__name__)
 
 _CLIENT_CHOICES = ("layout", "missing_fields", "traces")
 """Settings of each client, not of the queue."""
@@ -36,6 +39,13 @@ class LocalQueue(Protocol):
 
     @property
     def attach_config(self) -> AttachConfig: ...
+
+    @property
+    def created(self) -> bool:
+        """Did this process start it?"""
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with the reason once the controller has ended on its own."""
 
     def stop(self) -> None: ...
 
@@ -48,17 +58,6 @@ class StartedQueue(LocalQueue, Protocol):
         """URL of the page that shows it."""
 
     def write_attach_config(self) -> Path: ...
-
-
-class RayQueue(LocalQueue, Protocol):
-    """A queue in the Ray cluster that this process belongs to."""
-
-    @property
-    def created(self) -> bool:
-        """Did this process start it?"""
-
-    def when_ended(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the reason once the controller has ended."""
 
 
 class _State:
@@ -92,44 +91,66 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     this process starts afterwards find it by ``TQ_CONFIG_FILE``. ``layout``, ``missing_fields`` and ``traces`` of
     ``conf`` apply to this process, regardless of how the queue is found.
 
+    In a process that is attached, it warns (UserWarning) of settings that differ from those in effect, and does nothing
+    else. If the queue of this process has ended, it logs the reason and looks for a queue again.
+
     Returns the merged settings if it started the queue, ``conf`` as given if it attached.
 
     Raises ConfigError, StartError, ConnectionLostError.
     """
     with _state.lock:
         if _state.client is not None and not _state.client.closed:
-            _warn_of_differences(conf)
-            return cast("DictConfig | None", conf)
+            ended = _state.client.ended
+            if not ended:
+                _warn_of_differences(conf)
+                return cast("DictConfig | None", conf)
+            _leave(ended)
         if _attach_to_own(conf):
             return cast("DictConfig | None", conf)
         check_names(_plain(conf) or {})
         found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
-            _state.client = _attach(_with_choices(found, conf))
-            _state.conf = _plain(conf)
-            return cast("DictConfig | None", conf)
+            return _attach_to_found(found, conf)
         launched = ray_launcher()
         if launched is not None:
             queue, merged = launched.find_or_start(conf)
-            _attach_in_ray(queue, conf)
-            _state.conf = _plain(conf)
+            _attach_to(queue, conf)
+            _state.conf = _plain(merged if queue.created else conf)
             return cast("DictConfig | None", merged if queue.created else conf)
         ranks = Ranks.of(os.environ)
         if ranks is not None and ranks.rank > 0:
             found, path = ranks.find()
-            _state.client = _attach(_with_choices(found, conf))
+            attached = _attach_to_found(found, conf)
             _export(path)
-            _state.conf = _plain(conf)
-            return cast("DictConfig | None", conf)
+            return attached
         return _start(conf, ranks)
+
+
+def _attach_to_found(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | None) -> DictConfig | None:
+    """Attach to a queue that somebody else started, and warn if it has another sampler than ``conf`` names."""
+    _state.client = client = _attach(_with_choices(config, conf))
+    _state.conf = _plain(conf)
+    controller = (_state.conf or {}).get("controller")
+    wanted = controller.get("sampler") if isinstance(controller, Mapping) else None
+    if isinstance(wanted, Mapping):
+        wanted = wanted.get("name")
+    if wanted is not None and not isinstance(wanted, str):
+        wanted = (wanted if isinstance(wanted, type) else type(wanted)).__qualname__
+    if wanted and client.sampler and re.split("[.:]", wanted)[-1] != re.split("[.:]", client.sampler)[-1]:
+        log.warning(
+            "the queue at %s samples with %s, not with %s of conf: it was started with its own settings",
+            ", ".join(config.controller.addresses),
+            client.sampler,
+            wanted,
+        )
+    return cast("DictConfig | None", conf)
 
 
 def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> DictConfig:
     """Start a queue of this process, attach to it, and publish it to children and to the other ``ranks``."""
     local, merged = _start_local(conf)
-    _state.local, _state.local_pid, _state.stops_at_exit = local, os.getpid(), True
     try:
-        _state.client = _attach(_with_choices(local.attach_config, conf))
+        _attach_to(local, conf)
         path = str(local.write_attach_config())
         _export(path)
         where = ", ".join(local.attach_config.controller.addresses)
@@ -146,19 +167,16 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
     except BaseException:
         close()
         raise
-    _state.conf = _plain(conf)
+    _state.conf = _plain(merged)
     return merged
 
 
 def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:
     """Attach again to the queue that this process started, after its client was closed other than by ``close()``."""
     _state.client, local = None, _state.local
-    if local is None or _state.local_pid != os.getpid() or not getattr(local, "created", True):
+    if local is None or _state.local_pid != os.getpid() or not local.created:
         return False
-    if hasattr(local, "when_ended"):
-        _attach_in_ray(cast("RayQueue", local), conf)
-    else:
-        _state.client = _attach(_with_choices(local.attach_config, conf))
+    _attach_to(local, conf)
     return True
 
 
@@ -186,6 +204,14 @@ def _close(*, at_exit: bool) -> None:
                 local.stop()
             if _state.exporter == os.getpid():
                 _withdraw()
+
+
+def _leave(reason: str) -> None:
+    """Give up the client of a queue that has ended, and what is left of the queue if this process started it."""
+    log.warning("%s; init() looks for a queue again", reason.partition("; call transfer_queue.init()")[0])
+    if _state.local is not None and not _state.local.created:
+        _state.local = None  # ``stop`` would end the queue that took its place
+    close()
 
 
 def _export(attach_file: str) -> None:
@@ -222,7 +248,7 @@ def current_client() -> TransferQueueClient:
             launched = None if found is not None else ray_launcher()
             queue = None if launched is None else launched.find()
             if queue is not None:
-                return _attach_in_ray(queue)
+                return _attach_to(queue)
             if found is None:
                 raise NotInitializedError(
                     "TransferQueue has not been initialized: call transfer_queue.init(), or set TQ_CONFIG_FILE or "
@@ -236,7 +262,7 @@ def _attach(config: AttachConfig) -> TransferQueueClient:
     return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
 
 
-def _attach_in_ray(queue: RayQueue, conf: DictConfig | Mapping[str, Any] | None = None) -> TransferQueueClient:
+def _attach_to(queue: LocalQueue, conf: DictConfig | Mapping[str, Any] | None = None) -> TransferQueueClient:
     try:
         client = _attach(_with_choices(queue.attach_config, conf))
     except BaseException:
@@ -244,7 +270,7 @@ def _attach_in_ray(queue: RayQueue, conf: DictConfig | Mapping[str, Any] | None 
             queue.stop()
         raise
     _state.client, _state.local, _state.local_pid, _state.stops_at_exit = client, queue, os.getpid(), queue.created
-    queue.when_ended(lambda reason: client.give_up(f"{reason}; call transfer_queue.close() and init() for a new one"))
+    queue.when_ended(lambda reason: client.give_up(f"{reason}; call transfer_queue.init() for a new, empty one"))
     return client
 
 
@@ -312,14 +338,21 @@ def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None
 
 
 def _warn_of_differences(conf: DictConfig | Mapping[str, Any] | None) -> None:
-    given, current = _plain(conf), _state.conf
-    if given is None or given == current:
-        return
-    differing = sorted(name for name in {*given, *(current or {})} if given.get(name) != (current or {}).get(name))
-    warnings.warn(
-        f"transfer_queue is already initialized in this process; ignored: conf differs in {', '.join(differing)}",
-        stacklevel=3,
-    )
+    assert _state.client is not None
+    config = _state.client.config
+    choices = {name: getattr(config, name) for name in _CLIENT_CHOICES}
+    in_effect = {"controller.addresses": config.controller.addresses, **choices, **dict(leaves(_state.conf or {}))}
+    differing = [
+        f"{path}: {value!r} (in effect: {in_effect.get(path, 'not set')!r})"
+        for path, value in leaves(_plain(conf) or {})
+        if value is not None and value != in_effect.get(path)
+    ]
+    if differing:
+        warnings.warn(
+            "transfer_queue is already initialized in this process; settings that init() does not change: "
+            f"{', '.join(differing)}. Call transfer_queue.close() first for a queue with other settings",
+            stacklevel=3,
+        )
 
 
 def _renew_lock_in_child() -> None:

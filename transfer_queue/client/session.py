@@ -149,6 +149,19 @@ class ControllerSession:
         self._gone = reason
         self.close()
 
+    @property
+    def ended(self) -> str:
+        """Why the queue has ended, or another one took its place; empty while it may come back. From any thread."""
+        if self._gone:
+            return self._gone
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            return ""
+        if isinstance(self._failure, ConfigError):
+            return str(self._failure)
+        trouble = trouble_at(self._addresses)
+        return trouble.text if trouble is not None and trouble.state != "restarting" else ""
+
     def check_open(self) -> None:
         """Raises NotInitializedError once closed and ConnectionLostError once given up. The first attach raises
         NotAuthorizedError if refused and ConfigError if the queue is not the expected one."""
@@ -327,7 +340,7 @@ class ControllerSession:
         elif found != self.shard:
             self.give_up(
                 f"the {self._what} at {address} now belongs to a queue of other controllers; call "
-                "transfer_queue.close() and init() to attach to it"
+                "transfer_queue.init() to attach to it"
             )
             return False
         return True

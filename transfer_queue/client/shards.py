@@ -35,6 +35,10 @@ class ShardedEngine:
         for engine in self.engines:
             await engine.close()
 
+    @property
+    def ended(self) -> str:
+        return next(filter(None, (engine.ended for engine in self.engines)), "")
+
     def give_up(self, reason: str) -> None:
         for engine in self.engines:
             engine.give_up(reason)

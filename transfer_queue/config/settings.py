@@ -15,7 +15,7 @@ from transfer_queue.config.document import parse_bytes
 from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.errors import ConfigError
 
-__all__ = ["ATTACH_SETTINGS", "check_names", "check_settings"]
+__all__ = ["ATTACH_SETTINGS", "check_names", "check_settings", "leaves"]
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +126,8 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
     for name, value in given.items():  # a section of its own may be the program's
         if not isinstance(value, Mapping) and name not in {*known, *ATTACH_SETTINGS, *_WITHOUT_EFFECT}:
             log.warning("conf: %s is not a setting and has no effect; there are: %s", name, ", ".join(sorted(known)))
-    entries = dict(_leaves(known))
-    for path, value in _leaves(given):
+    entries = dict(leaves(known))
+    for path, value in leaves(given):
         if value is None:
             continue
         if path in _CHECKS:
@@ -158,11 +158,11 @@ def _is_known(path: str, entries: Mapping[str, Any]) -> bool:
     return path in entries or path in _ADDED or path.startswith("controller.sampler")
 
 
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of everything that is not a section."""
     for name, value in settings.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}.")
+            yield from leaves(value, f"{path}.")
         else:
             yield path, value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -67,6 +69,8 @@ class LocalStack:
         self._units: list[ServerProcess] = []
         self._addresses: list[str] = []
         self._restarts: dict[str, Restarts] = {}
+        self._tell: Callable[[str], None] | None = None
+        self._stopping = False
         self.resources: Any = None
         """What the bootstrap of a registered storage manager started: kept as long as the queue."""
 
@@ -348,6 +352,29 @@ class LocalStack:
         if self._keep and self.failure() is None:
             clear_trouble(self.directory)
 
+    created = True
+    """Did this process start it? As for a queue in a Ray cluster."""
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with the reason, from a thread, if the first controller ends before ``stop``. It is noted for
+        other programs, too. The last ``tell`` given counts."""
+        watched, self._tell = self._tell is not None, tell
+        if not watched:
+            end = os.dup(self._controllers[0].fileno())
+            threading.Thread(target=self._watch, args=(end,), name="transferqueue-watch", daemon=True).start()
+
+    def _watch(self, end: int) -> None:
+        poller = select.poll()
+        poller.register(end, 0)  # no events but the end of the process
+        poller.poll()
+        os.close(end)
+        if self._stopping:
+            return
+        reason = self._controllers[0].wait_for_end()
+        write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, "failed"))
+        if self._tell is not None:
+            self._tell(f"the queue that this program started has ended: {reason}")
+
     def note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
         """Note the trouble of this queue for ``tq status`` and the programs of this machine."""
         if self._keep and self._addresses:
@@ -361,6 +388,7 @@ class LocalStack:
 
     def stop(self) -> None:
         """End every process, storage units first, so that none waits for one that is gone. Idempotent."""
+        self._stopping = True
         stop_all(self._units)
         stop_all(self._controllers)
         if self._master:

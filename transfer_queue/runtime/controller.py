@@ -179,6 +179,7 @@ class Controller(Server):
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
+        attributes["sampler"] = self.config.sampler.name
         attributes.update(self._identity())
         if self.config.allow_pickle is not None:
             attributes["pickle"] = self.config.allow_pickle
