@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import artefacts, reruns
+from tests import artefacts, orphans, reruns
 
 CI = os.environ.get("CI") == "true"
 TOGETHER = {
@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    orphans.watch()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(reruns.Reruns(config), "reruns")
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -108,13 +109,16 @@ time.sleep(600)
 """
 
 
-def test_master_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_master_ends_when_its_owner_is_killed(tmp_path: Path, kill: Callable[[int, int], None]) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert owner.stdout is not None
     master = psutil.Process(int(owner.stdout.readline()))
     started = processes_of(owner.pid)
     assert master in started
-    owner.send_signal(signal.SIGKILL)
+    kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
     wait_until(

@@ -148,7 +148,9 @@ class MasterProcess:
         known = _known_flags(binary)
         arguments = [f"--{name}={value}" for name, value in flags.items() if name in known]
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())], stdin=subprocess.PIPE
+            [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # what kills this process's whole group must not end the guard before the master
         )
         try:
             with self._log.open("wb") as log:
