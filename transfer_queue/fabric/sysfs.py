@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from transfer_queue.fabric.files import list_directory, read_int, read_text
+from transfer_queue.fabric.files import list_directory, read_all, read_int, read_text
 from transfer_queue.fabric.gpus import read_gpus
 from transfer_queue.fabric.model import Distance, Fabric, Gid, Gpu, Hca, Port
 from transfer_queue.fabric.pci import chain_of, distances
@@ -123,10 +123,9 @@ def _read_hca(root: Path, name: str) -> Hca:
 
 def _read_port(path: Path, number: int) -> Port:
     gids = []
-    for entry in list_directory(path / "gids"):
-        address = read_text(path / "gids" / entry) or ""
-        if not address.replace(":", "").strip("0"):
-            continue  # unused, the common case of a table with 256 entries
+    table = read_all(path / "gids")  # of 256 entries or 1024, nearly all unused
+    for entry in sorted((entry for entry, address in table.items() if address.strip("0:")), key=int):
+        address = table[entry]
         kind = read_text(path / "gid_attrs/types" / entry) or ""
         gids.append(Gid(int(entry), address, kind, read_text(path / "gid_attrs/ndevs" / entry) or None))
     rate = (read_text(path / "rate") or "").partition(" ")[0]
