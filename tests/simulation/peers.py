@@ -9,7 +9,6 @@ from typing import Any
 from tests.simulation.world import Link, World
 from transfer_queue.control.commands import Acknowledge, Batch, BlockRef, Clear, Command, Commit, Committed, Done, Fetch
 from transfer_queue.control.schema import FieldSchema
-from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Holding, Join, Joined, Kind, ReportOrphans, Welcome
 
@@ -107,7 +106,7 @@ class Client:
                 self._leave_units()
             self.welcome, self.ready = message, True
             for number, (command, done, writer) in list(self._pending.items()):
-                if writer != message.writer and ClientSession.is_mutating(command):
+                if writer != message.writer and command.mutates:
                     del self._pending[number]
                     done(None)
                 else:

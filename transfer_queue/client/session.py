@@ -25,7 +25,6 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import (
     Announce,
@@ -204,7 +203,7 @@ class ControllerSession:
         try:
             while True:
                 connection = await self._connection_until(deadline)
-                if first_writer and first_writer != self.writer and ClientSession.is_mutating(command):
+                if first_writer and first_writer != self.writer and command.mutates:
                     raise ConnectionLostError(
                         f"the {self._what} at {self.address} was restarted or gave this client up while "
                         f"{type(command).__name__} was under way; it may not have taken effect"

@@ -9,14 +9,17 @@ int arrays travel as ``bytes`` of little-endian int64 ("i64 bytes") or int32 ("i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
+from transfer_queue.control.requests import CONSUMERS, PRODUCERS, USERS, Request, Scope, union_of
 from transfer_queue.control.schema import FieldSchema
 
 __all__ = [
     "Acknowledge",
+    "AnyCommand",
+    "AnyReply",
     "Batch",
     "BlockRef",
     "Clear",
@@ -72,10 +75,20 @@ class FamilyLocations(msgspec.Struct, frozen=True, array_like=True):
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-class Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all commands. Every one names a partition except where it says otherwise."""
+class Command(Request, frozen=True, tag=True, omit_defaults=True):
+    """Base of all commands. Every one names a partition except where it says otherwise.
+
+    To add a command: its class here, a handler in ``control.core`` and the call of a client that sends it.
+    """
+
+    scope = Scope.PARTITION
+    scope_without_partition: ClassVar[Scope] = Scope.PARTITION
+    """Its scope with ``partition=""``, where that means all partitions."""
 
     partition: str
+
+    def covers(self) -> Scope:
+        return self.scope if self.partition else self.scope_without_partition
 
 
 class Commit(Command, frozen=True, tag=True, omit_defaults=True):
@@ -87,13 +100,16 @@ class Commit(Command, frozen=True, tag=True, omit_defaults=True):
     ``last``: the partition gets no rows after these. Answer: Committed.
     """
 
+    roles = PRODUCERS
+    mutates = True
+
     keys: list[str] | None = None
     indexes: bytes | None = None
     append: int = 0
-    fields: list[FieldSchema] = []
-    blocks: list[BlockRef] = []
+    fields: list[FieldSchema] = msgspec.field(default_factory=list)
+    blocks: list[BlockRef] = msgspec.field(default_factory=list)
     tags: list[dict[str, Any]] | None = None
-    lengths: dict[str, bytes] = {}
+    lengths: dict[str, bytes] = msgspec.field(default_factory=dict)
     """ragged field -> i32 bytes, elements along its first ragged axis, a row of the put each."""
     wait_s: float = 0.0
     last: bool = False
@@ -106,6 +122,8 @@ class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
     KeyNotFoundError (keys) or StorageKeyNotFoundError (indexes). With ``require_ready`` a row that lacks a field
     raises NotReadyError. ``locate``: fill ``Batch.locations``.
     """
+
+    roles = USERS
 
     keys: list[str] | None = None
     indexes: bytes | None = None
@@ -126,11 +144,14 @@ class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
     request is parked until enough are ready, or WaitTimeoutError says what was missing. ``params`` go to the sampler.
     """
 
+    roles = CONSUMERS
+    mutates = True
+
     fields: list[str]
     batch_size: int
     task: str
     timeout_s: float = 0.0
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
     locate: bool = True
     lease_s: float | None = None
 
@@ -139,12 +160,18 @@ class Acknowledge(Command, frozen=True, tag=True, omit_defaults=True):
     """``task`` is done with the rows ``indexes`` (i64 bytes): they are consumed, whoever has them. Rows and partitions
     that do not exist are ignored. Answer: Done."""
 
+    roles = CONSUMERS
+    mutates = True
+
     task: str
     indexes: bytes
 
 
 class SetTags(Command, frozen=True, tag=True, omit_defaults=True):
     """Merge ``tags`` into the rows ``indexes`` (i64 bytes). Answer: Done."""
+
+    roles = PRODUCERS
+    mutates = True
 
     indexes: bytes
     tags: list[dict[str, Any]]
@@ -153,12 +180,18 @@ class SetTags(Command, frozen=True, tag=True, omit_defaults=True):
 class Clear(Command, frozen=True, tag=True, omit_defaults=True):
     """Forget rows by ``keys`` or ``indexes``; neither: the whole partition with its name. Idempotent. Answer: Done."""
 
+    roles = CONSUMERS
+    mutates = True
+
     keys: list[str] | None = None
     indexes: bytes | None = None
 
 
 class ResetConsumption(Command, frozen=True, tag=True, omit_defaults=True):
     """Make rows fetchable again for ``task``, or for every task. Unknown names are fine. Answer: Done."""
+
+    roles = CONSUMERS
+    mutates = True
 
     task: str | None = None
 
@@ -169,13 +202,21 @@ class ListKeys(Command, frozen=True, tag=True, omit_defaults=True):
     Answer: Value({partition: {key: tag}}).
     """
 
+    roles = USERS
+    scope_without_partition = Scope.LISTING
+
 
 class ListPartitions(Command, frozen=True, tag=True, omit_defaults=True):
     """Partition names in creation order (``partition`` is ignored). Answer: Value(list)."""
 
+    roles = USERS
+    scope = scope_without_partition = Scope.LISTING
+
 
 class KeysOf(Command, frozen=True, tag=True, omit_defaults=True):
     """Keys of ``indexes`` (i64 bytes), in order. Answer: Value(list); RequestError for a row without key."""
+
+    roles = USERS
 
     indexes: bytes
 
@@ -183,17 +224,24 @@ class KeysOf(Command, frozen=True, tag=True, omit_defaults=True):
 class ProductionStatus(Command, frozen=True, tag=True, omit_defaults=True):
     """Per row and field: produced? Columns are ``fields`` in field-creation order. Answer: StatusArrays."""
 
+    roles = USERS
+
     fields: list[str]
 
 
 class ConsumptionStatus(Command, frozen=True, tag=True, omit_defaults=True):
     """Per row: consumed by ``task``? Answer: StatusArrays."""
 
+    roles = USERS
+
     task: str
 
 
 class Snapshot(Command, frozen=True, tag=True, omit_defaults=True):
     """Counts for people and metrics; partition ``""``: the whole controller. Answer: Value(dict)."""
+
+    roles = USERS
+    scope_without_partition = Scope.QUEUE
 
 
 # ----------------------------------------------------------------------------------------------------------- replies
@@ -244,3 +292,11 @@ class StatusArrays(Reply, frozen=True, tag=True, omit_defaults=True):
     indexes: bytes | None = None
     status: bytes = b""
     columns: list[str] = []
+
+
+if TYPE_CHECKING:
+    AnyCommand: TypeAlias = Command
+    AnyReply: TypeAlias = Reply
+else:
+    AnyCommand = union_of(Command)
+    AnyReply = union_of(Reply)

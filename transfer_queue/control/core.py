@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from transfer_queue.control.partition import Partition
 from transfer_queue.control.puts import Put, check_put
 from transfer_queue.control.records import BlocksMoved, PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
 from transfer_queue.control.replay import replay
+from transfer_queue.control.requests import HandlerTable
 from transfer_queue.control.serving import Serving
 from transfer_queue.control.subscription import CONSUMED, Task
 from transfer_queue.control.units import Units
@@ -74,6 +75,8 @@ class ControlCore:
     ``lease_s``: of fetches that say nothing of it; 0: what they take is consumed at once.
     """
 
+    _handlers = HandlerTable()
+
     def __init__(
         self,
         *,
@@ -96,21 +99,6 @@ class ControlCore:
         self.leases = Leases(lease_s)
         self.serving = Serving(self.room, self.log, Drawer(sampler or SequentialSampler(), self.leases), polling)
         self.rows = 0
-        self._handlers: dict[type[Command], Callable[[Any, float, int, int], Reply | Parked]] = {
-            Commit: self._commit,
-            Lookup: self._lookup,
-            Fetch: self._fetch,
-            Acknowledge: self._acknowledge,
-            SetTags: self._set_tags,
-            Clear: self._clear,
-            ResetConsumption: self._reset_consumption,
-            ListKeys: self._list_keys,
-            ListPartitions: self._list_partitions,
-            KeysOf: self._keys_of,
-            ProductionStatus: self._production_status,
-            ConsumptionStatus: self._consumption_status,
-            Snapshot: self._snapshot,
-        }
 
     # ------------------------------------------------------------------------------------------------- host's calls
 
@@ -121,7 +109,8 @@ class ControlCore:
             raise InvalidTypeError(f"not a command: {type(command).__name__}")
         self.log.origin = (client, request)
         self.leases.now = now
-        return handler(command, now, client, request)
+        reply: Reply | Parked = handler(self, command)
+        return reply
 
     def cancel(self, client: int, request: int | None = None, now: float | None = None) -> None:
         """Nobody waits for the answer any more: forget one parked request of a client, or all of them."""
@@ -302,7 +291,9 @@ class ControlCore:
 
     # ------------------------------------------------------------------------------------------------------- commit
 
-    def _commit(self, command: Commit, now: float, client: int, request: int) -> Reply | Parked:
+    @_handlers.on(Commit)
+    def _commit(self, command: Commit) -> Reply | Parked:
+        now, (client, request) = self.leases.now, self.log.origin
         partition = self.partitions.get(command.partition)
         put = check_put(partition, command)
         if self.units.lost:
@@ -404,10 +395,12 @@ class ControlCore:
 
     # ------------------------------------------------------------------------------------------------ fetch, change
 
-    def _fetch(self, command: Fetch, now: float, client: int, request: int) -> Batch | Parked:
-        return self.serving.fetch(command, self.partitions.get(command.partition), now, client, request)
+    @_handlers.on(Fetch)
+    def _fetch(self, command: Fetch) -> Batch | Parked:
+        return self.serving.fetch(command, self.partitions.get(command.partition), self.leases.now, *self.log.origin)
 
-    def _acknowledge(self, command: Acknowledge, now: float, client: int, request: int) -> Done:
+    @_handlers.on(Acknowledge)
+    def _acknowledge(self, command: Acknowledge) -> Done:
         partition = self.partitions.get(command.partition)
         positions = np.zeros(0, np.int64) if partition is None else partition.find_indexes(command.indexes)
         positions = np.unique(positions[positions >= 0])
@@ -425,7 +418,8 @@ class ControlCore:
             grown = partition.end_lease(task, lease, partition.returning(task, lease))
             self.serving.serve(partition, grown)
 
-    def _set_tags(self, command: SetTags, now: float, client: int, request: int) -> Done:
+    @_handlers.on(SetTags)
+    def _set_tags(self, command: SetTags) -> Done:
         partition = self.partitions.get(command.partition)
         if partition is None:
             raise StorageKeyNotFoundError(f"rows not found: there is no partition {command.partition!r}")
@@ -441,7 +435,8 @@ class ControlCore:
             self.serving.serve(partition, partition.subscriptions.values())
         return Done()
 
-    def _clear(self, command: Clear, now: float, client: int, request: int) -> Done:
+    @_handlers.on(Clear)
+    def _clear(self, command: Clear) -> Done:
         if command.keys is not None and command.indexes is not None:
             raise InvalidInputError("a clear names rows by keys or by indexes, not both")
         if command.keys is not None and not command.keys:
@@ -471,7 +466,8 @@ class ControlCore:
         if self.log.journaling:
             self.log.record(PartitionCleared(partition.name))
 
-    def _reset_consumption(self, command: ResetConsumption, now: float, client: int, request: int) -> Done:
+    @_handlers.on(ResetConsumption)
+    def _reset_consumption(self, command: ResetConsumption) -> Done:
         partition = self.partitions.get(command.partition)
         if partition is not None:
             if command.task is None:
@@ -482,28 +478,35 @@ class ControlCore:
 
     # ------------------------------------------------------------------------------------------------------ queries
 
-    def _lookup(self, command: Lookup, now: float, client: int, request: int) -> Batch:
+    @_handlers.on(Lookup)
+    def _lookup(self, command: Lookup) -> Batch:
         return queries.lookup(self.partitions.get(command.partition), command)
 
-    def _list_keys(self, command: ListKeys, now: float, client: int, request: int) -> Value:
+    @_handlers.on(ListKeys)
+    def _list_keys(self, command: ListKeys) -> Value:
         if not command.partition:
             return Value({name: queries.tagged_keys(partition) for name, partition in self.partitions.items()})
         partition = self.partitions.get(command.partition)
         return Value({} if partition is None else {command.partition: queries.tagged_keys(partition)})
 
-    def _list_partitions(self, command: ListPartitions, now: float, client: int, request: int) -> Value:
+    @_handlers.on(ListPartitions)
+    def _list_partitions(self, command: ListPartitions) -> Value:
         return Value(list(self.partitions))
 
-    def _keys_of(self, command: KeysOf, now: float, client: int, request: int) -> Value:
+    @_handlers.on(KeysOf)
+    def _keys_of(self, command: KeysOf) -> Value:
         return Value(queries.keys_of(self.partitions.get(command.partition), command))
 
-    def _production_status(self, command: ProductionStatus, now: float, client: int, request: int) -> StatusArrays:
+    @_handlers.on(ProductionStatus)
+    def _production_status(self, command: ProductionStatus) -> StatusArrays:
         return queries.production_status(self.partitions.get(command.partition), command)
 
-    def _consumption_status(self, command: ConsumptionStatus, now: float, client: int, request: int) -> StatusArrays:
+    @_handlers.on(ConsumptionStatus)
+    def _consumption_status(self, command: ConsumptionStatus) -> StatusArrays:
         return queries.consumption_status(self.partitions.get(command.partition), command)
 
-    def _snapshot(self, command: Snapshot, now: float, client: int, request: int) -> Value:
+    @_handlers.on(Snapshot)
+    def _snapshot(self, command: Snapshot) -> Value:
         if command.partition:
             partition = self.partitions.get(command.partition)
             if partition is None:

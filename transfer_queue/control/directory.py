@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.control.commands import Command, ListKeys, ListPartitions, Snapshot, Value
+from transfer_queue.control.commands import Value
+from transfer_queue.control.requests import Request, Scope
 
 __all__ = ["NO_CHECKPOINT", "NO_POLICY", "Shard", "merge_values", "shard_of", "shard_of_block", "spans", "writer_bits"]
 
@@ -61,9 +62,9 @@ def shard_of_block(block: int, shards: int) -> int:
     return block >> 32 >> writer_bits(shards)
 
 
-def spans(command: Command) -> bool:
-    """Whether the command is about all partitions, so that every shard has to be asked."""
-    return isinstance(command, ListPartitions) or (isinstance(command, ListKeys | Snapshot) and not command.partition)
+def spans(request: Request) -> bool:
+    """Whether every shard has to be asked."""
+    return request.covers() in (Scope.LISTING, Scope.QUEUE)
 
 
 def merge_values(replies: Sequence[Any]) -> Value:

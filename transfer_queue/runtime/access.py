@@ -14,7 +14,8 @@ import msgspec
 
 from transfer_queue.config.document import load_document
 from transfer_queue.config.security import Policy, PolicyPrincipal, ServerSecurity
-from transfer_queue.control import commands
+from transfer_queue.control.commands import Value
+from transfer_queue.control.requests import ADMINS, PRODUCERS, STORAGE, USERS, Roles, Scope
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
 from transfer_queue.runtime.secret import is_fresh, is_proof, prove
 from transfer_queue.runtime.tls import Reread, Tokens, is_loopback, names_of
@@ -24,7 +25,7 @@ from transfer_queue.wire import messages as wire
 if TYPE_CHECKING:
     from transfer_queue.runtime.connection import Connection
 
-__all__ = ["USE_ROLES", "Access", "GuardedStore", "Principal", "Tickets"]
+__all__ = ["Access", "GuardedStore", "Principal", "Tickets"]
 
 log = logging.getLogger(__name__)
 
@@ -32,40 +33,6 @@ _NO_SECRET = (
     "this queue admits only processes that know its secret, which is in the file that TQ_CONFIG_FILE names in the "
     "process that started it and in its children; set it here too, or pass init() the settings that it returned there"
 )
-_PRODUCE = frozenset({"producer", "admin"})
-_CONSUME = frozenset({"consumer", "admin"})
-_USE = USE_ROLES = _PRODUCE | _CONSUME
-_ADMIN = frozenset({"admin"})
-_STORAGE = frozenset({"storage"})
-_MOVE = _ADMIN | _STORAGE
-
-COMMAND_ROLES: dict[type[Any], frozenset[str]] = {
-    commands.Commit: _PRODUCE,
-    commands.SetTags: _PRODUCE,
-    commands.Fetch: _CONSUME,
-    commands.Acknowledge: _CONSUME,
-    commands.ResetConsumption: _CONSUME,
-    commands.Clear: _CONSUME,
-    commands.Lookup: _USE,
-    commands.ListKeys: _USE,
-    commands.KeysOf: _USE,
-    commands.ProductionStatus: _USE,
-    commands.ConsumptionStatus: _USE,
-    commands.Snapshot: _USE,
-}
-"""Requests about one partition."""
-QUEUE_ROLES: dict[type[Any], frozenset[str]] = {
-    wire.Capture: _ADMIN,
-    wire.EndCapture: _ADMIN,
-    wire.Adopt: _ADMIN,
-    wire.Look: _ADMIN,
-    wire.Trace: _ADMIN,
-    wire.Drain: _MOVE,
-    wire.Relocate: _MOVE,
-    wire.Retire: _MOVE,
-}
-"""Requests about all of the queue: for a principal with the prefix ``""`` only, and those that empty a storage unit
-for the unit's own principal."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +43,8 @@ class Principal:
     entry: PolicyPrincipal | None = None
 
     @property
-    def roles(self) -> frozenset[str]:
-        return frozenset(self.entry.roles) if self.entry is not None else _USE | _STORAGE
+    def roles(self) -> Roles:
+        return frozenset(self.entry.roles) if self.entry is not None else USERS | STORAGE
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -93,15 +60,15 @@ class Principal:
         """May it copy blocks of every partition from unit to unit, as one that is emptied does?"""
         return "storage" in self.roles
 
-    def may(self, roles: frozenset[str], partition: str) -> bool:
+    def may(self, roles: Roles, partition: str) -> bool:
         return bool(self.roles & roles) and partition.startswith(self.prefixes)
 
     def check_unit(self, verb: str, owner: str) -> None:
         """Empty a storage unit that joined as ``owner``. Raises NotAuthorizedError."""
         if not (self.moves_blocks and self.name == owner):
-            self.check(verb, _ADMIN, None)
+            self.check(verb, ADMINS, None)
 
-    def check(self, verb: str, roles: frozenset[str], partition: str | None) -> None:
+    def check(self, verb: str, roles: Roles, partition: str | None) -> None:
         """``partition`` None: all of the queue. Raises NotAuthorizedError."""
         allowed = bool(self.roles & roles) and (
             "" in self.prefixes if partition is None else partition.startswith(self.prefixes)
@@ -186,8 +153,8 @@ class Access:
                     "and key"
                 )
             principal = self._principal("certificate", names)
-        if hello.role == "unit" and not principal.roles & _STORAGE:
-            principal.check("Join", _STORAGE, None)
+        if hello.role == "unit" and not principal.roles & STORAGE:
+            principal.check("Join", STORAGE, None)
         return principal
 
     def _principal(self, kind: str, names: list[str]) -> Principal:
@@ -201,31 +168,25 @@ class Access:
     def check(self, connection: Connection, body: Any) -> None:
         """A request to the controller, before anything is done for it. Raises NotAuthorizedError."""
         principal = connection.principal
-        if principal is None or principal.entry is None or isinstance(body, commands.ListPartitions | wire.Join):
-            return  # a listing is cut to what may be seen; who may join was asked at admission
-        verb = type(body).__name__
-        if isinstance(body, wire.Drain | wire.Relocate | wire.Retire) and principal.moves_blocks:
-            return  # whose unit that is, is asked where it is looked up
-        if type(body) in QUEUE_ROLES:
-            principal.check(verb, QUEUE_ROLES[type(body)], None)
-        elif isinstance(body, commands.ListKeys) and not body.partition:
+        if principal is None or principal.entry is None:
             return
-        elif isinstance(body, commands.Snapshot) and not body.partition:
-            principal.check(verb, _ADMIN, None)
-        else:
-            roles = COMMAND_ROLES.get(type(body), _ADMIN)
-            principal.check(verb, roles, getattr(body, "partition", None))
+        verb, scope = type(body).__name__, body.covers()
+        if scope is Scope.PARTITION:
+            principal.check(verb, body.roles, body.partition)
+        elif scope is Scope.QUEUE:
+            principal.check(verb, ADMINS, None)
+        elif scope is Scope.UNIT and not principal.moves_blocks:  # whose unit it is, is checked where it is looked up
+            principal.check(verb, ADMINS | STORAGE, None)
 
     def visible(self, connection: Connection, body: Any, reply: Any) -> Any:
         """The reply without partitions that the principal may not see."""
         principal = connection.principal
-        if principal is None or principal.entry is None or not isinstance(reply, commands.Value):
+        if principal is None or principal.entry is None or body.covers() is not Scope.LISTING:
             return reply
-        if isinstance(body, commands.ListPartitions):
-            return commands.Value([name for name in reply.value if principal.may(_USE, name)])
-        if isinstance(body, commands.ListKeys) and not body.partition:
-            return commands.Value({name: keys for name, keys in reply.value.items() if principal.may(_USE, name)})
-        return reply
+        seen = {name for name in reply.value if principal.may(USERS, name)}
+        if isinstance(reply.value, dict):
+            return Value({name: item for name, item in reply.value.items() if name in seen})
+        return Value([name for name in reply.value if name in seen])
 
 
 class Tickets:
@@ -295,7 +256,7 @@ class GuardedStore:
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort):
             principal = self._principals[peer]
-            may = principal.moves_blocks or principal.may(_PRODUCE, self._scopes.get(message.block, ""))
+            may = principal.moves_blocks or principal.may(PRODUCERS, self._scopes.get(message.block, ""))
             if not may or message.block >> 32 != peer.writer:
                 return
             self._scopes.pop(message.block, None)
@@ -323,25 +284,13 @@ class GuardedStore:
     def _check(self, principal: Principal, message: Any) -> None:
         """Raises NotAuthorizedError, RequestError."""
         verb = type(message).__name__
-        if principal.moves_blocks and isinstance(message, wire.Put | wire.Alloc | wire.Fill | wire.Read | wire.Stats):
-            return
-        if isinstance(message, wire.Put | wire.Alloc):
-            principal.check(verb, _PRODUCE, message.scope)
-        elif isinstance(message, wire.Fill | wire.Seal):
-            principal.check(verb, _PRODUCE, self._scopes.get(message.block, ""))
-        elif isinstance(message, wire.Read):
-            for part in message.parts:
-                principal.check(verb, _CONSUME, self._scopes.get(part.block, ""))
-        elif isinstance(message, wire.Open):
-            for block in message.blocks:
-                principal.check(verb, _CONSUME, self._scopes.get(block, ""))
-        elif isinstance(message, wire.Sweep):
-            principal.check(verb, _CONSUME, None)
-        elif isinstance(message, wire.Stats):
-            principal.check(verb, _USE, "" if not principal.prefixes else principal.prefixes[0])
-        else:
+        if not isinstance(message, wire.ToUnit) or not message.roles:
             raise RequestError(f"{verb} is not a request that this storage unit knows")
-        if isinstance(message, wire.Seal | wire.Open) and not principal.sees_all_memory:
+        if principal.moves_blocks and message.copies:
+            return
+        for partition in message.partitions(self._scopes):
+            principal.check(verb, message.roles, partition)
+        if message.maps_memory and not principal.sees_all_memory:
             raise NotAuthorizedError(
                 f"{principal.name!r} may not do {verb}, a part of access through shared memory: that takes the "
                 f"partition prefix ''; its partition prefixes: {', '.join(map(repr, principal.prefixes))}"

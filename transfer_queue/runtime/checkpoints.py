@@ -37,9 +37,7 @@ class Checkpoints:
     def serve(
         self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
     ) -> None:
-        session = connection.context
-        if not isinstance(session, ClientSession):
-            raise RequestError(f"{type(body).__name__} is a request of clients")
+        session: ClientSession = connection.context
         if isinstance(body, Capture):
             self.gone(connection)
             content = ENCODER.encode(capture(self._core))

@@ -25,8 +25,9 @@ from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
+from transfer_queue.control.requests import USERS, HandlerTable
 from transfer_queue.errors import ConfigError, RequestError, TransferQueueError, UnsupportedRequestError
-from transfer_queue.runtime.access import USE_ROLES, Tickets
+from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.counters import ControllerCounters
@@ -59,6 +60,7 @@ from transfer_queue.wire.messages import (
     Hello,
     Holding,
     Join,
+    Joined,
     Look,
     Relocate,
     ReportOrphans,
@@ -81,6 +83,9 @@ class Controller(Server):
 
     With ``journal`` set, whatever others would notice of a change waits until the change is kept there.
     """
+
+    _requests, _notices = HandlerTable(), HandlerTable()
+    """By (class of the sender's session, class of the message). Commands go to the core."""
 
     def __init__(self, config: ControllerConfig, core: ControlCore, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(_DECODER, Keepalive(config.timing.heartbeat, config.timing.peer_timeout))
@@ -198,16 +203,21 @@ class Controller(Server):
         try:
             if self.access is not None:
                 self.access.check(connection, body)
-            if self.config.shards:
-                self._check_shard(body)
-            if isinstance(body, Capture | EndCapture | Adopt):
-                self.checkpoints.serve(connection, request, body, payload)
-                reply = None
-            elif isinstance(connection.context, ClientSession) and self.long_answers.is_long(body):
+            session = connection.context
+            if isinstance(session, ClientSession) and self.long_answers.is_long(body):
+                if self.config.shards:
+                    self._check_shard(body)
                 self._serve_later(connection, request, body)
                 return
+            if isinstance(body, Command) and isinstance(session, ClientSession):
+                if self.config.shards:
+                    self._check_shard(body)
+                reply = self._apply(session, request, body, floor)
             else:
-                reply = self._serve(connection, request, body, floor)
+                handler = self._requests.get((type(session), type(body)))
+                if handler is None:
+                    raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
+                reply = handler(self, connection, request, body, payload)
             failed = False
         except TransferQueueError as error:
             if isinstance(body, Join):
@@ -243,7 +253,7 @@ class Controller(Server):
                         self._after(connection.reply, request, await self.long_answers.batch(body))
                     else:
                         parts = await self.long_answers.value(
-                            body, lambda name: principal is None or principal.may(USE_ROLES, name)
+                            body, lambda name: principal is None or principal.may(USERS, name)
                         )
                         self._after(connection.reply_parts, request, parts)
                 failed = False
@@ -263,28 +273,9 @@ class Controller(Server):
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    def _serve(self, connection: Connection, request: int, body: Any, floor: int) -> Any:
-        session = connection.context
-        if isinstance(body, Command) and isinstance(session, ClientSession):
-            return self._apply(session, request, body, floor)
-        if isinstance(body, Look) and isinstance(session, ClientSession):
-            return Value(picture(self))
-        if isinstance(body, Trace) and isinstance(session, ClientSession):
-            return Value(self._trace(connection, body.most))
-        if isinstance(body, Drain | Relocate | Retire) and isinstance(session, ClientSession):
-            return self.drains.serve(session, body, connection.principal, self._loop.time())
-        if isinstance(body, Join) and isinstance(session, Joining):
-            joined = self.units.join(connection, body, session.inventory(body), self._loop.time())
-            if self.access is not None and self.access.limited:
-                joined = msgspec.structs.replace(joined, ticket_key=self.tickets.key)
-            return joined
-        raise RequestError(f"{type(body).__name__} is not a request of a {type(session).__name__}")
-
     def _check_shard(self, body: Any) -> None:
-        """Raises RequestError for what another shard has to answer, or all of them at the same moment."""
+        """Raises RequestError for a command about a partition of another shard."""
         shards = self.config.shards
-        if isinstance(body, Capture | EndCapture | Adopt):
-            raise UnsupportedRequestError(NO_CHECKPOINT)
         if isinstance(body, Command) and not spans(body):
             owner = shard_of(body.partition, len(shards))
             if owner != self.config.shard:
@@ -292,6 +283,35 @@ class Controller(Server):
                     f"partition {body.partition!r} is on controller shard {owner}, at {shards[owner]}, and this is "
                     f"shard {self.config.shard}; attach again, with this release of TransferQueue"
                 )
+
+    @_requests.on((ClientSession, Look))
+    def _look(self, connection: Connection, request: int, body: Look, payload: memoryview | None) -> Value:
+        return Value(picture(self))
+
+    @_requests.on((ClientSession, Trace))
+    def _traced(self, connection: Connection, request: int, body: Trace, payload: memoryview | None) -> Value:
+        return Value(self._trace(connection, body.most))
+
+    @_requests.on((ClientSession, Drain), (ClientSession, Relocate), (ClientSession, Retire))
+    def _emptied(
+        self, connection: Connection, request: int, body: Drain | Relocate | Retire, payload: memoryview | None
+    ) -> Value:
+        return self.drains.serve(connection.context, body, connection.principal, self._loop.time())
+
+    @_requests.on((ClientSession, Capture), (ClientSession, EndCapture), (ClientSession, Adopt))
+    def _checkpointed(
+        self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
+    ) -> None:
+        if self.config.shards:
+            raise UnsupportedRequestError(NO_CHECKPOINT)
+        self.checkpoints.serve(connection, request, body, payload)
+
+    @_requests.on((Joining, Join))
+    def _joined(self, connection: Connection, request: int, body: Join, payload: memoryview | None) -> Joined:
+        joined = self.units.join(connection, body, connection.context.inventory(body), self._loop.time())
+        if self.access is not None and self.access.limited:
+            joined = msgspec.structs.replace(joined, ticket_key=self.tickets.key)
+        return joined
 
     def _trace(self, connection: Connection, most: int) -> list[Any]:
         if most > 0:
@@ -306,7 +326,7 @@ class Controller(Server):
 
     def _apply(self, session: ClientSession, request: int, command: Command, floor: int) -> Reply | None:
         session.settle(floor)
-        keep = session.is_mutating(command)
+        keep = command.mutates
         if keep:
             kept = session.kept_reply(request)
             if kept is not None:
@@ -332,26 +352,34 @@ class Controller(Server):
         if keep:
             session.keep_reply(request, result)
             if self.journal is not None and self._changed_something(session.writer, request):
-                self.journal.add(KeptReply(session.writer, request, result))  # type: ignore[arg-type]
+                self.journal.add(KeptReply(session.writer, request, result))
         return result
 
     def notice(self, connection: Connection, body: Any) -> None:
-        session = connection.context
-        if isinstance(session, ClientSession) and isinstance(body, Announce):
-            session.announce(body)
-        elif isinstance(session, ClientSession) and isinstance(body, Cancel):
-            if session.parked.pop(body.request, None) is not None:
-                self.core.cancel(session.writer, body.request, self._loop.time())
-                self._flush()
-        elif isinstance(session, UnitSession) and isinstance(body, UnitReport):
-            self.units.report(session, body)
-        elif isinstance(session, UnitSession) and isinstance(body, ReportOrphans):
-            unit = session.info.unit
-            self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
-        elif isinstance(session, Joining | UnitSession) and isinstance(body, Holding):
-            self._hold(connection, session, body)
-        else:
+        handler = self._notices.get((type(connection.context), type(body)))
+        if handler is None:
             connection.abort(f"unexpected notice {type(body).__name__}")
+        else:
+            handler(self, connection, connection.context, body)
+
+    @_notices.on((ClientSession, Announce))
+    def _announce(self, connection: Connection, session: ClientSession, body: Announce) -> None:
+        session.announce(body)
+
+    @_notices.on((ClientSession, Cancel))
+    def _cancel(self, connection: Connection, session: ClientSession, body: Cancel) -> None:
+        if session.parked.pop(body.request, None) is not None:
+            self.core.cancel(session.writer, body.request, self._loop.time())
+            self._flush()
+
+    @_notices.on((UnitSession, UnitReport))
+    def _report(self, connection: Connection, session: UnitSession, body: UnitReport) -> None:
+        self.units.report(session, body)
+
+    @_notices.on((UnitSession, ReportOrphans))
+    def _free_orphans(self, connection: Connection, session: UnitSession, body: ReportOrphans) -> None:
+        unit = session.info.unit
+        self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
         if isinstance(body, Adopt):
@@ -361,6 +389,7 @@ class Controller(Server):
             return None
         return super().receive_buffer(connection, body, nbytes)
 
+    @_notices.on((Joining, Holding), (UnitSession, Holding))
     def _hold(self, connection: Connection, session: Joining | UnitSession, holding: Holding) -> None:
         try:
             if isinstance(session, Joining):
@@ -457,7 +486,7 @@ class Controller(Server):
             if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
                 if self.journal is not None and self._changed_something(answer.client, answer.request):
-                    self.journal.add(KeptReply(session.writer, answer.request, answer.reply))  # type: ignore[arg-type]
+                    self.journal.add(KeptReply(session.writer, answer.request, answer.reply))
             self._after(session.connection.reply, answer.request, answer.reply)
 
     def _tick(self) -> None:

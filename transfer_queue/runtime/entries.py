@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from transfer_queue.control import commands
+from transfer_queue.control.commands import AnyReply
 from transfer_queue.control.records import AnyRecord, Record
 from transfer_queue.wire.messages import ENCODER, UnitInfo
 
@@ -24,8 +24,6 @@ __all__ = [
     "decode_batch",
     "encode_batch",
 ]
-
-AnyReply: TypeAlias = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
 
 
 class RunBegan(Record, frozen=True, tag=True):

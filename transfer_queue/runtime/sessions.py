@@ -6,9 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transfer_queue.control.commands import Acknowledge, Clear, Command, Commit, Fetch, Reply, ResetConsumption, SetTags
+from transfer_queue.control.commands import Command, Commit, Reply
 from transfer_queue.control.directory import writer_bits
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
@@ -17,7 +17,6 @@ from transfer_queue.wire.messages import Announce, Hello, UnitInfo
 
 __all__ = ["ClientSession", "ClientSessions", "ParkedRequest", "UnitSession"]
 
-_MUTATING = (Commit, Fetch, Acknowledge, SetTags, Clear, ResetConsumption)
 _KEPT_REPLIES = 1024
 
 
@@ -64,10 +63,6 @@ class ClientSession:
             for request in [number for number in self._replies if number < floor]:
                 del self._replies[request]
 
-    @staticmethod
-    def is_mutating(command: Any) -> bool:
-        return isinstance(command, _MUTATING)
-
     def announce(self, notice: Announce) -> None:
         """Remember a block of this session: another's would be freed with this one."""
         if notice.withdrawn:
@@ -85,7 +80,7 @@ class ClientSession:
 
     def saved(self) -> SavedSession:
         """What a restarted controller has to know."""
-        return SavedSession(self.writer, self.client_id, dict(self._replies), sorted(self.fenced))  # type: ignore[arg-type]
+        return SavedSession(self.writer, self.client_id, dict(self._replies), sorted(self.fenced))
 
     @classmethod
     def restored(cls, saved: SavedSession) -> ClientSession:

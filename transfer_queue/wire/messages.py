@@ -7,11 +7,13 @@ both sides may send requests (answered by a reply or ``Failure`` of the same id)
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from transfer_queue.control import commands
+from transfer_queue.control.requests import CONSUMERS, PRODUCERS, USERS, Request, Roles, Scope, union_of
 from transfer_queue.errors import InvalidTypeError, RequestError, TransferQueueError, error_class
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "Failure",
     "Fill",
     "FreeBlocks",
+    "FromController",
+    "FromUnit",
     "Hello",
     "Holding",
     "Join",
@@ -55,6 +59,7 @@ __all__ = [
     "SubBlocks",
     "Sweep",
     "Swept",
+    "ToUnit",
     "Trace",
     "UnitInfo",
     "UnitReply",
@@ -116,6 +121,29 @@ class Envelope(msgspec.Struct, Generic[B], array_like=True, omit_defaults=True):
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of the messages here; the class name is the tag."""
+
+
+class FromController(Message, frozen=True, tag=True, omit_defaults=True):
+    """Base of what a controller sends, besides the replies to commands."""
+
+
+class ToUnit(Message, frozen=True, tag=True, omit_defaults=True):
+    """Base of the requests and notices that a storage unit takes from clients."""
+
+    roles: ClassVar[Roles] = frozenset()
+    """Who may send it as a request: any one of these roles. None: it is a notice."""
+    copies: ClassVar[bool] = False
+    """It is a part of emptying a unit, so that the role ``storage`` may send it for every partition."""
+    maps_memory: ClassVar[bool] = False
+    """It is a part of access through shared memory, in which the bytes of every partition lie."""
+
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        """Return the partitions that it is about; None is all of them. ``tags``: block -> partition."""
+        return []
+
+
+class FromUnit(Message, frozen=True, tag=True, omit_defaults=True):
+    """Base of a storage unit's replies to clients."""
 
 
 class UnitInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -199,7 +227,7 @@ class Failure(Message, frozen=True, tag=True, omit_defaults=True):
 # ---------------------------------------------------------------------------------------- controller, besides Commands
 
 
-class Announce(Message, frozen=True, tag=True, omit_defaults=True):
+class Announce(Request, frozen=True, tag=True, omit_defaults=True):
     """Notice of a writer: block ``block`` is about to be stored on ``unit``. Freed if it never commits.
 
     ``withdrawn``: it was announced, and refused; nothing is stored.
@@ -210,39 +238,39 @@ class Announce(Message, frozen=True, tag=True, omit_defaults=True):
     withdrawn: bool = False
 
 
-class Look(Message, frozen=True, tag=True, omit_defaults=True):
+class Look(Request, frozen=True, tag=True, omit_defaults=True):
     """The dataflow as people want to see it. Answer: Value(dict), see ``runtime.picture``."""
 
 
-class Trace(Message, frozen=True, tag=True, omit_defaults=True):
+class Trace(Request, frozen=True, tag=True, omit_defaults=True):
     """``most`` > 0: keep a record of the newest so many events from now on, until this connection ends. 0: end it and
     answer with it. Answer: Value(list), see ``runtime.tracing``."""
 
     most: int = 0
 
 
-class Cancel(Message, frozen=True, tag=True, omit_defaults=True):
+class Cancel(Request, frozen=True, tag=True, omit_defaults=True):
     """Notice of a client: it no longer waits for this request of its own."""
 
     request: int
 
 
-class Capture(Message, frozen=True, tag=True, omit_defaults=True):
+class Capture(Request, frozen=True, tag=True, omit_defaults=True):
     """Give me the whole state, and keep its blocks readable until EndCapture or the end of this connection.
 
     Answer: Captured with the state as payload, msgpack of ``control.checkpoint.capture``.
     """
 
 
-class Captured(Message, frozen=True, tag=True, omit_defaults=True):
+class Captured(FromController, frozen=True, tag=True, omit_defaults=True):
     """See Capture."""
 
 
-class EndCapture(Message, frozen=True, tag=True, omit_defaults=True):
+class EndCapture(Request, frozen=True, tag=True, omit_defaults=True):
     """The blocks of the capture have been read. Answer: Done."""
 
 
-class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
+class Adopt(Request, frozen=True, tag=True, omit_defaults=True):
     """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done.
 
     ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some.
@@ -251,7 +279,7 @@ class Adopt(Message, frozen=True, tag=True, omit_defaults=True):
     replace: bool = False
 
 
-class Drain(Message, frozen=True, tag=True, omit_defaults=True):
+class Drain(Request, frozen=True, tag=True, omit_defaults=True):
     """No new blocks for the storage unit called ``name`` (``stop``: again some, it is not to be drained).
 
     Answer: Value({unit: number, blocks: i64 bytes, nbytes: i64 bytes, partitions: names}), blocks that rows refer to
@@ -259,44 +287,52 @@ class Drain(Message, frozen=True, tag=True, omit_defaults=True):
     name.
     """
 
+    scope = Scope.UNIT
+
     name: str
     most: int = 0
     stop: bool = False
 
 
-class Relocate(Message, frozen=True, tag=True, omit_defaults=True):
+class Relocate(Request, frozen=True, tag=True, omit_defaults=True):
     """This client has stored copies of blocks of ``unit``; rows shall lie there from now on. ``moves``: (block, unit
     of its copy, block of its copy). Answer: Value(list), those blocks whose rows moved; the others have none left."""
+
+    scope = Scope.UNIT
 
     unit: int
     moves: list[tuple[int, int, int]]
 
 
-class Retire(Message, frozen=True, tag=True, omit_defaults=True):
+class Retire(Request, frozen=True, tag=True, omit_defaults=True):
     """The drained unit is about to end: commits that name it are refused, so that their writers store elsewhere.
 
     Answer: Value(bool); False: it is not empty.
     """
 
+    scope = Scope.UNIT
+
     unit: int
 
 
-class UnitsChanged(Message, frozen=True, tag=True, omit_defaults=True):
+class UnitsChanged(FromController, frozen=True, tag=True, omit_defaults=True):
     """Notice to clients: the storage units are now these."""
 
     units: list[UnitInfo]
 
 
-class Holding(Message, frozen=True, tag=True):
+class Holding(Request, frozen=True, tag=True):
     """Notice of a unit: before it joins, that it holds these blocks (i64 bytes) besides those of its Join; after that,
     that it has stored them since it listed those."""
 
     blocks: bytes
 
 
-class Join(Message, frozen=True, tag=True, omit_defaults=True):
+class Join(Request, frozen=True, tag=True, omit_defaults=True):
     """A storage unit registers. ``incarnation``: random, new whenever its memory is. ``blocks``: what it holds, i64
     bytes; more than fit into a frame were sent ahead as Holding. ``held``: how many that makes in all."""
+
+    scope = Scope.SENDER
 
     name: str
     incarnation: str
@@ -304,11 +340,11 @@ class Join(Message, frozen=True, tag=True, omit_defaults=True):
     capacity: int
     used: int = 0
     blocks: bytes = b""
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
     held: int = 0
 
 
-class Joined(Message, frozen=True, tag=True, omit_defaults=True):
+class Joined(FromController, frozen=True, tag=True, omit_defaults=True):
     """``unknown``: blocks of the inventory that no row refers to (i64 bytes); the unit frees them."""
 
     unit: int
@@ -321,19 +357,19 @@ class Joined(Message, frozen=True, tag=True, omit_defaults=True):
         return f"Joined(unit={self.unit!r}, run={self.run!r})"
 
 
-class UnitReport(Message, frozen=True, tag=True, omit_defaults=True):
+class UnitReport(Request, frozen=True, tag=True, omit_defaults=True):
     """Notice of a unit: how full it is."""
 
     stats: UnitStats
 
 
-class ReportOrphans(Message, frozen=True, tag=True, omit_defaults=True):
+class ReportOrphans(Request, frozen=True, tag=True, omit_defaults=True):
     """Notice of a unit: the writer of these blocks (i64 bytes) is gone. The controller frees what was not committed."""
 
     blocks: bytes
 
 
-class FreeBlocks(Message, frozen=True, tag=True, omit_defaults=True):
+class FreeBlocks(FromController, frozen=True, tag=True, omit_defaults=True):
     """Notice to a unit: no row refers to these blocks (i64 bytes) any more."""
 
     blocks: bytes
@@ -342,20 +378,29 @@ class FreeBlocks(Message, frozen=True, tag=True, omit_defaults=True):
 # ------------------------------------------------------------------------------------------------------- storage unit
 
 
-class Put(Message, frozen=True, tag=True, omit_defaults=True):
+class Put(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Store a small block whose bytes are the payload. Answer: Stored."""
+
+    roles = PRODUCERS
+    copies = True
 
     block: int
     wait_s: float = 0.0
     scope: str = ""
     """The partition it is for; asked for by units that keep tenants apart."""
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [self.scope]
 
-class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Alloc(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Reserve space for a block. Answer: Extent; CapacityError if none frees up within ``wait_s`` seconds.
 
     ``pieces``: the writer sends the block by Fill where the answer says that the space is in pieces.
     """
+
+    roles = PRODUCERS
+    copies = True
 
     block: int
     nbytes: int
@@ -363,20 +408,35 @@ class Alloc(Message, frozen=True, tag=True, omit_defaults=True):
     scope: str = ""
     pieces: bool = False
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [self.scope]
 
-class Fill(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Fill(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """The payload is the whole content of an allocated block; seals it. Answer: Stored."""
 
+    roles = PRODUCERS
+    copies = True
+
     block: int
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [tags.get(self.block, "")]
 
-class Seal(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Seal(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """The writer filled the block through shared memory. Answer: Stored."""
 
+    roles = PRODUCERS
+    maps_memory = True
+
     block: int
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [tags.get(self.block, "")]
 
-class Abort(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Abort(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Notice: drop a block that will not be committed."""
 
     block: int
@@ -390,43 +450,63 @@ class ReadPart(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[int, int] | bytes | None = None
 
 
-class Read(Message, frozen=True, tag=True, omit_defaults=True):
+class Read(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Answer: SubBlocks with the sub-blocks one after the other as payload."""
+
+    roles = CONSUMERS
+    copies = True
 
     parts: list[ReadPart]
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [tags.get(part.block, "") for part in self.parts]
 
-class Open(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Open(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Lease blocks for reading through shared memory. Answer: Extents."""
+
+    roles = CONSUMERS
+    maps_memory = True
 
     blocks: list[int]
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [tags.get(block, "") for block in self.blocks]
 
-class Release(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Release(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Notice: the lease is over."""
 
     lease: int
 
 
-class Sweep(Message, frozen=True, tag=True, omit_defaults=True):
+class Sweep(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Which dead blocks is this client to remove from a store that only clients reach? ``removed``: those it removed
     (i64 bytes). Answer: Swept, as soon as there are any or ``wait_s`` seconds have passed."""
+
+    roles = CONSUMERS
 
     removed: bytes = b""
     wait_s: float = 0.0
 
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [None]
 
-class Stats(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Stats(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Answer: Stored."""
 
+    roles = USERS
+    copies = True
 
-class Extent(Message, frozen=True, tag=True, omit_defaults=True):
+
+class Extent(FromUnit, frozen=True, tag=True, omit_defaults=True):
     """Offset of an allocated block in the arena; -1: it is in pieces, which only the unit writes and reads."""
 
     offset: int
 
 
-class Extents(Message, frozen=True, tag=True, omit_defaults=True):
+class Extents(FromUnit, frozen=True, tag=True, omit_defaults=True):
     """(offset, bytes) of each opened block, readable until the lease is released or the connection ends.
 
     Lease 0: the blocks are small, or not in memory in one piece, and came as the payload, which the offsets then refer
@@ -437,60 +517,32 @@ class Extents(Message, frozen=True, tag=True, omit_defaults=True):
     extents: list[tuple[int, int]]
 
 
-class Stored(Message, frozen=True, tag=True, omit_defaults=True):
+class Stored(FromUnit, frozen=True, tag=True, omit_defaults=True):
     """The block is readable; ``stats``: how full the unit is now."""
 
     stats: UnitStats
 
 
-class SubBlocks(Message, frozen=True, tag=True, omit_defaults=True):
+class SubBlocks(FromUnit, frozen=True, tag=True, omit_defaults=True):
     """Bytes of each sub-block in the payload."""
 
     sizes: list[int]
 
 
-class Swept(Message, frozen=True, tag=True, omit_defaults=True):
+class Swept(FromUnit, frozen=True, tag=True, omit_defaults=True):
     """Dead blocks (i64 bytes). The payload is what their writers left about each; ``sizes``: bytes of each of these."""
 
     blocks: bytes
     sizes: list[int]
 
 
-_Command = (
-    commands.Commit
-    | commands.Lookup
-    | commands.Fetch
-    | commands.Acknowledge
-    | commands.SetTags
-    | commands.Clear
-    | commands.ResetConsumption
-    | commands.ListKeys
-    | commands.ListPartitions
-    | commands.KeysOf
-    | commands.ProductionStatus
-    | commands.ConsumptionStatus
-    | commands.Snapshot
-)
-_Reply = commands.Done | commands.Value | commands.Committed | commands.Batch | commands.StatusArrays
-
-ControllerRequest = (
-    Capture
-    | EndCapture
-    | Adopt
-    | Drain
-    | Relocate
-    | Retire
-    | Hello
-    | Announce
-    | Look
-    | Trace
-    | Cancel
-    | Holding
-    | Join
-    | UnitReport
-    | ReportOrphans
-    | _Command
-)
-ControllerReply = Captured | Welcome | Failure | UnitsChanged | Joined | FreeBlocks | _Reply
-UnitRequest = Hello | Put | Alloc | Fill | Seal | Abort | Read | Open | Release | Stats | Sweep
-UnitReply = Welcome | Failure | Extent | Extents | Stored | SubBlocks | Swept | commands.Done
+if TYPE_CHECKING:
+    ControllerRequest: TypeAlias = Hello | Request
+    ControllerReply: TypeAlias = Message | commands.Reply
+    UnitRequest: TypeAlias = Hello | ToUnit
+    UnitReply: TypeAlias = Message | commands.Done
+else:
+    ControllerRequest = union_of(Hello, Request)
+    ControllerReply = union_of(Welcome, Failure, FromController, commands.Reply)
+    UnitRequest = union_of(Hello, ToUnit)
+    UnitReply = union_of(Welcome, Failure, FromUnit, commands.Done)
