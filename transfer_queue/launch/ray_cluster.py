@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ Conf = DictConfig | Mapping[str, Any] | None
 
 _PAUSE_S = 0.1
 _STOP_S = 40.0
+_EXIT_S = 5.0
 _RESOURCE_SHARE = 1e-3
 """How much of ``required_node_resource`` a unit reserves: nothing worth, but a restarted one stays on such nodes."""
 
@@ -69,7 +71,11 @@ class RayQueue:
             log.warning("close() in a process that had attached ends the queue of %s for all processes", self._who)
         try:
             _get(self._controller.stop.remote("transfer_queue.close() was called"), _STOP_S)
-            ray.kill(self._controller, no_restart=True)
+            # An actor that exits by itself sends its answers to `ended` first. ray.kill() alone could overtake them,
+            # and other processes would not hear the reason.
+            with contextlib.suppress(RayActorError, GetTimeoutError):
+                _get(self._controller.__ray_terminate__.remote(), _EXIT_S)
+            ray.kill(self._controller, no_restart=True)  # frees the name at once
         except RayActorError:
             pass  # it has ended already
         except RayError as error:

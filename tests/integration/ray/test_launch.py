@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,6 +76,13 @@ class AsyncWorker:
 @ray.remote(num_cpus=0.5)
 def keys_in_a_task() -> list[str]:
     return list(tq.kv_list("p")["p"])
+
+
+@pytest.fixture(autouse=True)
+def no_queue_stays(driver: RayCluster) -> Iterator[None]:
+    """A test that fails does not leave its queue to the next one."""
+    yield
+    tq.close()
 
 
 def test_driver_actors_and_tasks_use_one_queue(queue: RayCluster) -> None:
