@@ -41,9 +41,9 @@ from transfer_queue.errors import (
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
-    from transfer_queue.client.client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.compat.client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.compat.server_info import ZMQServerInfo as ZMQServerInfo
     from transfer_queue.compat.utilities import process_zmq_server_info as process_zmq_server_info
-    from transfer_queue.config.server_info import ZMQServerInfo as ZMQServerInfo
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.interface import (
@@ -143,7 +143,7 @@ __all__ = [
 
 _HOMES = {
     "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
-    "transfer_queue.client.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
+    "transfer_queue.compat.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
     "transfer_queue.sampler": (

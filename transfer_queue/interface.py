@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Layout, Out
-from transfer_queue.client.lifecycle import close, current_client, get_client, init
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.twins import share_docstrings
 from transfer_queue.compat.paths import legacy_attribute
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
+from transfer_queue.lifecycle import close, current_client, get_client, init
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from transfer_queue._html import html_table
 from transfer_queue._kv_meta import KVBatchMeta, as_positions, check_parts, chunk_bounds, same_value, united_info
-from transfer_queue._sample_meta import FieldMeta, ProductionStatus, RowField, Sample, SampleMeta
+from transfer_queue.compat.sample_meta import FieldMeta, ProductionStatus, RowField, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, FamilyLocations
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError

@@ -28,8 +28,8 @@ from transfer_queue.utils.zmq_utils import (
 
 import transfer_queue as tq
 from tests.integration.stack import Stack
-from transfer_queue.client.manager import MANAGER_TYPES
-from transfer_queue.config.server_info import Role, server_info
+from transfer_queue.compat.managers import MANAGER_TYPES
+from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.storage import StorageManagerFactory, StorageUnitData
 
 

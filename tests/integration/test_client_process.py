@@ -218,7 +218,7 @@ def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.
 def test_init_without_a_queue_starts_one_that_ends_with_close() -> None:
     code = """
 import os, subprocess, torch, transfer_queue as tq
-from transfer_queue.config.server_info import controller_address
+from transfer_queue.compat.server_info import controller_address
 def children():
     return subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
 conf = tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 1, "unit_capacity": "32Mi"}}})

@@ -26,7 +26,7 @@ from transfer_queue.checkpoint.files import (
 from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process, engine_of
 from transfer_queue.client.arguments import check_flag
-from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.client import Client
 from transfer_queue.client.operation import Operation
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.control.checkpoint import counted
@@ -77,9 +77,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
     load_queue(client_of_this_process(), directory, replace=replace)
 
 
-def load_queue(
-    client: TransferQueueClient, directory: Path, *, replace: bool = False, progress: Progress | None = None
-) -> Manifest:
+def load_queue(client: Client, directory: Path, *, replace: bool = False, progress: Progress | None = None) -> Manifest:
     """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
     engine_of(client)
     with reading(directory) as manifest:
@@ -113,9 +111,7 @@ def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return state
 
 
-def _load(
-    client: TransferQueueClient, directory: Path, manifest: Manifest, replace: bool, progress: Progress | None
-) -> None:
+def _load(client: Client, directory: Path, manifest: Manifest, replace: bool, progress: Progress | None) -> None:
     engine = engine_of(client)
     found = client.run(client.rows.row_counts())
     if found and not replace:

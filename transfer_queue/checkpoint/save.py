@@ -21,9 +21,8 @@ from transfer_queue.checkpoint.files import (
     locked,
 )
 from transfer_queue.client.arguments import check_flag
-from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.client import Client
 from transfer_queue.client.engine import Engine
-from transfer_queue.client.lifecycle import current_client
 from transfer_queue.client.operation import Operation
 from transfer_queue.control.directory import NO_CHECKPOINT
 from transfer_queue.errors import (
@@ -35,6 +34,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnsupportedRequestError,
 )
+from transfer_queue.lifecycle import current_client
 from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture
 
@@ -68,7 +68,7 @@ def save_checkpoint(
 
 
 def save_queue(
-    client: TransferQueueClient,
+    client: Client,
     directory: Path,
     *,
     include_storage: bool = True,
@@ -93,14 +93,14 @@ def save_queue(
         raise CheckpointError(f"cannot save to {directory}: {error.strerror or error}") from error
 
 
-def client_of_this_process() -> TransferQueueClient:
+def client_of_this_process() -> Client:
     try:
         return current_client()
     except NotInitializedError as error:
         raise NotInitializedError(f"TransferQueue is not initialized in this process: {error}") from None
 
 
-def engine_of(client: TransferQueueClient) -> Engine:
+def engine_of(client: Client) -> Engine:
     """Raises UnsupportedRequestError for a queue of several controllers."""
     if not isinstance(client.engine, Engine):
         raise UnsupportedRequestError(NO_CHECKPOINT)
@@ -120,7 +120,7 @@ def _check_metadata(metadata: object) -> dict[str, Any]:
 
 
 def _save(
-    client: TransferQueueClient,
+    client: Client,
     writer: Writer,
     include_storage: bool,
     metadata: dict[str, Any],
@@ -145,16 +145,14 @@ def _save(
     )
 
 
-def _end_capture(client: TransferQueueClient) -> None:
+def _end_capture(client: Client) -> None:
     try:
         client.run(Operation(engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
     except ConnectionLostError:
         return  # it ended with the connection
 
 
-def _copy_blocks(
-    client: TransferQueueClient, writer: Writer, state: dict[str, Any], progress: Progress | None
-) -> list[BlockPlace]:
+def _copy_blocks(client: Client, writer: Writer, state: dict[str, Any], progress: Progress | None) -> list[BlockPlace]:
     """All blocks whose storage unit is there, into files."""
     table = state["blocks"]
     unit, block, nbytes, cells = (
@@ -185,7 +183,7 @@ def _copy_blocks(
     return places
 
 
-def _read(client: TransferQueueClient, blocks: list[tuple[int, int, int]]) -> Fetched:
+def _read(client: Client, blocks: list[tuple[int, int, int]]) -> Fetched:
     """A storage unit whose connection broke may come back."""
     deadline = time.monotonic() + _RETRY_FOR_S
     while True:

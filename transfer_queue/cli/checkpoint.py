@@ -19,7 +19,7 @@ from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import files
-    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.client.client import Client
 
 __all__ = ["app"]
 
@@ -109,11 +109,11 @@ def show_(
 
 
 @contextmanager
-def _client(queue: str | None, controller: str | None) -> Iterator[TransferQueueClient]:
+def _client(queue: str | None, controller: str | None) -> Iterator[Client]:
     config = find_queue(queue, controller)
-    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.client.client import Client
 
-    client = TransferQueueClient("tq", config)
+    client = Client("tq", config)
     try:
         yield client
     finally:

@@ -61,9 +61,9 @@ def get(
 ) -> None:
     """Show rows: every field that all of them have, or the named ones. JSON and YAML give whole tensors."""
     with faults():
-        from transfer_queue.client import TransferQueueClient
+        from transfer_queue.client.client import Client
 
-        client = TransferQueueClient("tq", find_queue(queue, controller))
+        client = Client("tq", find_queue(queue, controller))
         try:
             batch = client.run(client.kv.get(list(keys), partition, field or None))
         finally:
@@ -97,9 +97,9 @@ def put(
             raise ConfigError(f'--tag: expected a JSON object such as {{"score": 1}}, got {tag}')
         if not values and parsed_tag is None:
             raise ConfigError("nothing to put: give fields as NAME=JSON, or --tag")
-        from transfer_queue.client import TransferQueueClient
+        from transfer_queue.client.client import Client
 
-        client = TransferQueueClient("tq", find_queue(queue, controller))
+        client = Client("tq", find_queue(queue, controller))
         try:
             client.run(client.kv.put_one(key, partition, _tensors(values) or None, parsed_tag, None))
         finally:

@@ -1,4 +1,4 @@
-"""The clients: `AsyncTransferQueueClient`, and `TransferQueueClient` with a blocking method for each of its methods."""
+"""The clients: `AsyncClient`, and `Client` with a blocking method for each of its methods."""
 
 from __future__ import annotations
 
@@ -6,33 +6,19 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
-from transfer_queue.client.arguments import check_count, check_data, check_text
-from transfer_queue.client.buffers import RegisterBufferType, check_buffer_type
-from transfer_queue.client.checkpoints import AsyncCheckpointCalls, CheckpointCalls
-from transfer_queue.client.discovery import attach_config_of
+from transfer_queue.client.arguments import check_data, check_text
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
-from transfer_queue.client.manager import (
-    ClientStorageManager,
-    check_manager_config,
-    check_registered,
-    join_store,
-    join_units,
-    manager_layout,
-    manager_of_backend,
-)
 from transfer_queue.client.operation import Operation, run_async, run_sync
-from transfer_queue.client.options import ClientOptions, missing_fields
+from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine, attach
 from transfer_queue.client.twins import share_docstrings
 from transfer_queue.config.attach import AttachConfig
-from transfer_queue.config.server_info import ZMQServerInfo
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, NotInitializedError, TransferQueueError
+from transfer_queue.errors import InvalidTypeError, NotInitializedError, TransferQueueError
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +27,7 @@ if TYPE_CHECKING:
 
     from transfer_queue.metadata import BatchMeta
 
-__all__ = ["AsyncTransferQueueClient", "TransferQueueClient"]
+__all__ = ["AsyncClient", "Client"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -51,42 +37,36 @@ Layout: TypeAlias = Literal["jagged", "dense"]
 Status = tuple["torch.Tensor | None", "torch.Tensor | None"]
 log = logging.getLogger(__name__)
 _CLOSE_S = 2.0
+_REATTACH_S = 5.0
 _attaching = threading.Lock()
 """Of forked children, whose threads may use a client at once."""
 
 
-class AsyncTransferQueueClient(AsyncCheckpointCalls):
+class AsyncClient:
     """A client of one queue. Methods may be awaited from any number of event loops and threads, also after a fork.
 
-    ``controller_info``: where the queue is: an ``AttachConfig``, a ``ZMQServerInfo`` or ``"host:port"``. Connecting
-    happens in the constructor. ``zmq_io_threads`` and ``zmq_max_sockets`` are checked and have no further effect.
-    Raises InvalidInputError, InvalidTypeError, ConnectionLostError if the controller cannot be reached.
+    Args:
+        client_id: Name of the client in messages and metrics.
+        config: The queue. The constructor connects to it.
+
+    Raises:
+        InvalidInputError, InvalidTypeError: An argument is wrong.
+        ConnectionLostError: The controller does not answer.
     """
 
-    def __init__(
-        self,
-        client_id: str,
-        controller_info: AttachConfig | ZMQServerInfo | str,
-        zmq_io_threads: int | None = None,
-        zmq_max_sockets: int | None = None,
-    ) -> None:
-        for name, value in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
-            if value is not None and check_count(name, value) < 1:
-                raise InvalidInputError(f"{name} must be at least 1, not {value}; it has no further effect")
+    def __init__(self, client_id: str, config: AttachConfig) -> None:
         self.client_id = check_text("client_id", client_id)
-        self._controller_info = controller_info
-        self.config = attach_config_of(controller_info)
-        self._options = ClientOptions.of(self.config)
+        self.config = config
+        self._options = ClientOptions.of(config)
         self._tracer = _tracer(self._options)
         self._pid = 0
         self._closed = False
-        self._manager: ClientStorageManager | None = None
         self._attach()
 
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(
             f"client {self.client_id} cannot be pickled or copied: its connections are this process's; in another one "
-            "call transfer_queue.init() and get_client(), or make one with this one's config as controller_info"
+            "call transfer_queue.init() and get_client(), or make one with this one's config"
         )
 
     def _attach(self) -> None:
@@ -96,6 +76,15 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         self._options = self._options.decided(self.config.security.allow_pickle, pickles, self._engine.know_servers)
         self._build_operations()
         self._pid = os.getpid()
+
+    def _reattach(self) -> None:
+        """Close the connections and open new ones."""
+        self._io.wait(self._engine.close(), timeout_s=_REATTACH_S)
+        self._attach()
+
+    def _use(self, options: ClientOptions) -> None:
+        self._options = options
+        self._build_operations()
 
     def _build_operations(self) -> None:
         self._rows: RowOperations
@@ -196,46 +185,9 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         return float(self._engine.controller_attributes.get("lease", 0.0))
 
     @property
-    def storage_manager(self) -> ClientStorageManager:
-        """The storage manager as in 0.1.x: of `initialize_storage_manager`, or else of the backend of the queue."""
-        if self._manager is None:
-            self._manager = manager_of_backend(self, self.engine.backend_kind)
-        return self._manager
-
-    @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed
-
-    def initialize_storage_manager(self, manager_type: str, config: Mapping[str, Any]) -> None:
-        """Accept what 0.1.x needs before a put or get. Here the controller tells a client how to reach storage.
-
-        ``manager_type``: a name of 0.1.5 (``AsyncSimpleStorageManager``, ...) switches this client to the dense layout
-        of that release, one of 0.1.6 and later leaves the layout as it is; ``config["layout"]`` (``"jagged"`` or
-        ``"dense"``) decides in any case. Gets by key then leave out named fields that not all rows have, as 0.1.x does,
-        unless ``missing_fields`` of the settings says otherwise. Storage units of ``config`` that wait for their
-        controller get its address.
-
-        Raises UnknownManagerError (a ValueError and an AssertionError), InvalidTypeError, ConfigError,
-        ConnectionLostError, StartError.
-        """
-        config = check_manager_config(manager_type, config)
-        layout = manager_layout(manager_type, config)
-        if join_store(manager_type, config, self._controller_info):
-            self._io.wait(self._engine.close(), timeout_s=5.0)  # to the controller, which has restarted
-            self._attach()
-        check_registered(manager_type, config, self.engine.backend_kind, self.engine.backend_settings)
-        join_units(config, self.config.controller.addresses[0], self.config.security.secret)
-        missing = missing_fields(self.config.missing_fields, compatible=True)
-        self._options = replace(self._options, layout=layout or self._options.layout, missing_fields=missing)
-        self._build_operations()
-        self._manager = ClientStorageManager(self, manager_type, config)
-
-    async def async_reset_zero_copy_all_keys_free(self, buffer_type: RegisterBufferType) -> None:
-        """Say that nothing read or written through registered buffers is in use any more. It never is: a get returns
-        independent tensors, and a put is done with its tensors when it returns. Raises InvalidTypeError."""
-        check_buffer_type(buffer_type)
-        self._ready()
 
     # -------------------------------------------------------------------------------------------------- rows by index
 
@@ -477,10 +429,10 @@ class AsyncTransferQueueClient(AsyncCheckpointCalls):
         return await self._async(self.kv.list_keys(partition_id))
 
 
-class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
+class Client(AsyncClient):
     """Adds a blocking method for each ``async_`` one. Inside a running event loop they work, and block it.
 
-    Raises as `AsyncTransferQueueClient` does.
+    Raises as `AsyncClient` does.
     """
 
     def get_meta(
@@ -609,7 +561,7 @@ class TransferQueueClient(CheckpointCalls, AsyncTransferQueueClient):
         return await self._async(operation)
 
 
-share_docstrings({name: getattr(TransferQueueClient, name) for name in dir(TransferQueueClient)})
+share_docstrings({name: getattr(Client, name) for name in dir(Client)})
 
 
 def _tracer(options: ClientOptions) -> Tracer | None:

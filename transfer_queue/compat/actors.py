@@ -12,19 +12,19 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from transfer_queue.compat.actor_class import ActorClass, SimpleStorageUnit, TransferQueueController
+from transfer_queue.compat.controller_calls import ControllerCalls
+from transfer_queue.compat.join import JoinListener
+from transfer_queue.compat.server_info import JOIN_PORT_NAME, ZMQServerInfo
+from transfer_queue.compat.unit_host import UnitHost
 from transfer_queue.compat.utilities import get_node_ip_address
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.document import parse_bytes
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError
-from transfer_queue.launch.actor_class import ActorClass, SimpleStorageUnit, TransferQueueController
 from transfer_queue.launch.conf import mooncake_plan, sampler_choice
-from transfer_queue.launch.controller_calls import ControllerCalls
-from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
-from transfer_queue.launch.unit_host import UnitHost
 from transfer_queue.runtime.secret import new_secret
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 

@@ -13,11 +13,12 @@ from typing import Any
 
 __all__ = ["MODULES", "install_finder", "legacy_attribute", "legacy_names"]
 
-_INFO = "transfer_queue.config.server_info"
+_INFO = "transfer_queue.compat.server_info"
+_CLIENT = "transfer_queue.compat.client"
 _PLUGINS = "transfer_queue.compat.plugins"
-_REGISTRY = "transfer_queue.storage.registered.registry"
+_REGISTRY = "transfer_queue.compat.registered.registry"
 _UTILITIES = "transfer_queue.compat.utilities"
-_ACTORS = "transfer_queue.launch.actor_class"
+_ACTORS = "transfer_queue.compat.actor_class"
 _PLACEMENT = "transfer_queue.compat.placement"
 
 _ADDRESSES = {
@@ -71,6 +72,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "transfer_queue.sampler.streaming_token_budget_sampler": _TOKEN_BUDGET,
     "transfer_queue.interface": dict.fromkeys(("load_checkpoint", "save_checkpoint"), "transfer_queue.checkpoint"),
+    "transfer_queue.client": dict.fromkeys(("AsyncTransferQueueClient", "TransferQueueClient"), _CLIENT),
     "transfer_queue.controller": {
         "TransferQueueController": _ACTORS,
         "DataPartitionStatus": "transfer_queue.control.draws:PartitionView",
@@ -93,7 +95,7 @@ MODULES: dict[str, dict[str, str]] = {
     "transfer_queue.storage.clients.mooncake_client": {
         "MooncakeStoreClient": _PLUGINS,
         "MooncakeStorageClient": f"{_PLUGINS}:MooncakeStoreClient",
-        "RegisterBufferType": "transfer_queue.client.buffers",
+        "RegisterBufferType": _CLIENT,
     },
     "transfer_queue.storage.clients.yuanrong_client": {"YuanrongStorageClient": _PLUGINS},
     "transfer_queue.storage.clients.ray_storage_client": {"RayStorageClient": _PLUGINS},

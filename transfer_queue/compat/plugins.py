@@ -1,6 +1,6 @@
 """The built-in managers and clients of 0.1.x: today's queue under their names.
 
-What users derive from, and the registries, are in ``transfer_queue.storage.registered.registry``.
+What users derive from, and the registries, are in ``transfer_queue.compat.registered.registry``.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.client.manager import MANAGER_TYPES, check_manager_config
 from transfer_queue.client.parser import DataParser
+from transfer_queue.compat.client import TransferQueueClient
+from transfer_queue.compat.managers import MANAGER_TYPES, check_manager_config
+from transfer_queue.compat.registered.registry import StorageManager, StorageManagerFactory
 from transfer_queue.errors import ConfigError
-from transfer_queue.storage.registered.registry import StorageManager, StorageManagerFactory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from transfer_queue.config.server_info import ZMQServerInfo
+    from transfer_queue.compat.server_info import ZMQServerInfo
     from transfer_queue.metadata import BatchMeta
 
 __all__ = [

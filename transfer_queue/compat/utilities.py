@@ -10,8 +10,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, overload
 
+from transfer_queue.compat.server_info import ZMQServerInfo
 from transfer_queue.config.attach import join_address
-from transfer_queue.config.server_info import ZMQServerInfo
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 __all__ = [

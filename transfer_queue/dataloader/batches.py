@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.client.client import Client
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
@@ -20,7 +20,7 @@ WAIT_S = 0.25
 
 
 def default_fetch_batch_fn(
-    tq_client: TransferQueueClient,
+    tq_client: Client,
     data_fields: Sequence[str],
     batch_size: int,
     partition_id: str,
@@ -38,7 +38,7 @@ def default_fetch_batch_fn(
 
 
 def fetch_batch(
-    client: TransferQueueClient,
+    client: Client,
     fields: Sequence[str],
     rows: int,
     partition_id: str,

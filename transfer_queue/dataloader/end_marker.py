@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from transfer_queue.client.arguments import check_count, check_partition, check_text
-from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.client.lifecycle import current_client
+from transfer_queue.client.client import Client
 from transfer_queue.errors import InvalidInputError
+from transfer_queue.lifecycle import current_client
 
 __all__ = ["MARKERS", "clear_end", "mark_end", "production_ended"]
 
@@ -14,9 +14,7 @@ MARKERS = "transfer_queue.ended"
 With several controllers there is one on each, called alike, for the partitions there."""
 
 
-def mark_end(
-    partition_id: str, producer: str = "", producers: int = 1, client: TransferQueueClient | None = None
-) -> None:
+def mark_end(partition_id: str, producer: str = "", producers: int = 1, client: Client | None = None) -> None:
     """Say that ``producer`` puts no more rows into ``partition_id``; call it after its last put has returned.
 
     The partition has ended once ``producers`` producers of different names have said so. Streaming datasets then hand
@@ -32,14 +30,14 @@ def mark_end(
     client.run(client.kv.put_one(partition_id, _markers(client, partition_id), None, {producer: producers}, None))
 
 
-def clear_end(partition_id: str, client: TransferQueueClient | None = None) -> None:
+def clear_end(partition_id: str, client: Client | None = None) -> None:
     """Take back all marks of ``partition_id``. Idempotent. Raises InvalidInputError, InvalidTypeError."""
     check_partition(partition_id)
     client = client or current_client()
     client.run(client.kv.clear([partition_id], _markers(client, partition_id)))
 
 
-def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
+def production_ended(client: Client, partition_id: str) -> bool:
     """Whether the partition is complete: a put had ``is_last``, or all producers have marked the end."""
     meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
     if any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta):
@@ -47,5 +45,5 @@ def production_ended(client: TransferQueueClient, partition_id: str) -> bool:
     return bool(client.run(client.rows.partition_counts(partition_id)).get("ended"))
 
 
-def _markers(client: TransferQueueClient, partition_id: str) -> str:
+def _markers(client: Client, partition_id: str) -> str:
     return client.engine.beside(MARKERS, partition_id)

@@ -15,8 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue._kv_meta import as_positions
 from transfer_queue.client.arguments import check_fields, check_flag, check_lease, check_partition, check_text
-from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.client.lifecycle import current_client, get_client, queue_named_by
+from transfer_queue.client.client import Client
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
 from transfer_queue.dataloader.batches import WAIT_S, chunk_batch_fn, default_fetch_batch_fn, fetch_batch
 from transfer_queue.dataloader.end_marker import production_ended
@@ -29,6 +28,7 @@ from transfer_queue.errors import (
     RequestError,
     SamplerError,
 )
+from transfer_queue.lifecycle import current_client, get_client, queue_named_by
 from transfer_queue.metadata import BatchMeta
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._buffer: dict[int, Sample] = {}
         self._unacknowledged: BatchMeta | None = None
         """The batch that is being worked on."""
-        self._own_client: TransferQueueClient | None = None
+        self._own_client: Client | None = None
         self._attach = self._find_queue()
 
     # -------------------------------------------------------------------------------------------------- the position
@@ -386,7 +386,7 @@ class StreamingDataset(IterableDataset[Any]):
     # --------------------------------------------------------------------------------------------------- connecting
 
     @property
-    def client(self) -> TransferQueueClient:
+    def client(self) -> Client:
         """This process's client if it is one of the same queue, else one of the dataset's own."""
         self._attach = self._attach or self._find_queue()
         if self._attach is None:
@@ -398,7 +398,7 @@ class StreamingDataset(IterableDataset[Any]):
         if shared is not None and shared.config == self._attach:
             return shared
         if self._own_client is None:
-            self._own_client = TransferQueueClient(f"StreamingDataset_{os.getpid()}", self._attach)
+            self._own_client = Client(f"StreamingDataset_{os.getpid()}", self._attach)
         return self._own_client
 
     def close(self) -> None:

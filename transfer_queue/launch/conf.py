@@ -15,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 import transfer_queue.sampler
+from transfer_queue.compat.registered.registry import StorageBootstrapProvider, StorageManagerFactory
+from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.config import defaults
 from transfer_queue.config.document import parse_bytes, validate_document
 from transfer_queue.config.processes import SamplerChoice
-from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidTypeError, StartError
 from transfer_queue.launch.local import LocalStack, default_plan
@@ -26,7 +27,6 @@ from transfer_queue.launch.mooncake_conf import with_mooncake
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.ray_placement import RaySettings
 from transfer_queue.sampler import BaseSampler
-from transfer_queue.storage.registered.registry import StorageBootstrapProvider, StorageManagerFactory
 from transfer_queue.storage.registry import packaged_backends
 
 __all__ = [

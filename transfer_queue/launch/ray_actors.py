@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import ray
 from ray.exceptions import RayError
 
+from transfer_queue.compat.controller_calls import CALLS, ControllerCalls
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
 from transfer_queue.errors import StartError
-from transfer_queue.launch.controller_calls import CALLS, ControllerCalls
 from transfer_queue.launch.process import ServerProcess, wait_until_serving
 
 if TYPE_CHECKING:

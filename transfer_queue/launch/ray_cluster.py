@@ -15,11 +15,11 @@ from omegaconf import DictConfig, open_dict
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from transfer_queue.compat import actor_class
+from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.config.server_info import Role, server_info
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
-from transfer_queue.launch import actor_class
 from transfer_queue.launch.conf import merge_settings, plan_queue, ray_settings, start_store
 from transfer_queue.launch.plan import MEMORY_SHARE
 from transfer_queue.launch.ray_actors import MAX_CALLS

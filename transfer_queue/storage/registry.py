@@ -48,8 +48,8 @@ _BUILT_IN: dict[str, dict[_Side, str]] = {
         "TESTING": "transfer_queue.storage.mooncake.testing",
     },
     "registered": {
-        "CLIENT": "transfer_queue.storage.registered.client",
-        "UNIT": "transfer_queue.storage.registered.unit",
+        "CLIENT": "transfer_queue.compat.registered.client",
+        "UNIT": "transfer_queue.compat.registered.unit",
     },
     "ray": {
         "CLIENT": "transfer_queue.storage.ray.client",

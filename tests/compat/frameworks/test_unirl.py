@@ -15,7 +15,7 @@ from transfer_queue.utils.enum_utils import ProductionStatus
 
 import transfer_queue as tq
 from tests.integration.stack import Process, Stack
-from transfer_queue.config.server_info import Role, server_info
+from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.metadata import BatchMeta, FieldMeta, SampleMeta
 
 

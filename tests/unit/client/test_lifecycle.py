@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from transfer_queue.client import lifecycle
-from transfer_queue.client.client import AsyncTransferQueueClient
+from transfer_queue import lifecycle
+from transfer_queue.client.client import AsyncClient
 from transfer_queue.errors import WaitTimeoutError
 
 
@@ -38,7 +38,7 @@ def test_servers_are_stopped_though_the_client_cannot_be_closed(monkeypatch: pyt
 def test_threads_that_use_a_client_of_the_parent_at_once_attach_it_once() -> None:
     together, attached = threading.Barrier(2), []
 
-    class Inherited(AsyncTransferQueueClient):
+    class Inherited(AsyncClient):
         def __init__(self) -> None:
             self._closed, self._pid = False, 0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.client.ranks import Ranks
 from transfer_queue.errors import StartError
+from transfer_queue.launch.ranks import Ranks
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 import socket
 import struct
 
-from transfer_queue.config.server_info import JOIN_PORT_NAME
-from transfer_queue.launch.unit_host import UnitHost
+from transfer_queue.compat.server_info import JOIN_PORT_NAME
+from transfer_queue.compat.unit_host import UnitHost
 
 
 def test_a_line_that_cannot_be_read_or_lacks_the_proof_changes_nothing() -> None:

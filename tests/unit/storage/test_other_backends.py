@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from tests.waiting import until
+from transfer_queue.compat.registered.client import RegisteredBackend
+from transfer_queue.compat.registered.unit import RegisteredStore
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.storage.base import BackendContext, StoreContext, UnitInfo
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake import unit as mooncake_unit
 from transfer_queue.storage.mooncake.settings import parse_settings
 from transfer_queue.storage.mooncake.unit import MooncakeStore
-from transfer_queue.storage.registered.client import RegisteredBackend
-from transfer_queue.storage.registered.unit import RegisteredStore
 from transfer_queue.storage.yuanrong.client import YuanrongBackend
 from transfer_queue.wire import messages as wire
 
@@ -206,7 +206,7 @@ async def test_a_dead_block_whose_sweep_got_lost_is_asked_for_again(monkeypatch:
     asked = await sweep()
     assert len(asked) == 8
     assert await sweep() == b""  # it may be under way
-    monkeypatch.setattr("transfer_queue.storage.registered.unit._AGAIN_S", 0.0)
+    monkeypatch.setattr("transfer_queue.compat.registered.unit._AGAIN_S", 0.0)
     assert await sweep() == asked
     assert await sweep(asked) == b""
 

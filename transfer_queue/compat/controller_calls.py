@@ -6,8 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.config.server_info import Role, ZMQServerInfo, server_info
+from transfer_queue.client.client import Client
+from transfer_queue.compat.server_info import Role, ZMQServerInfo, attach_config, server_info
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class ControllerCalls(ABC):
         self.secret: str | None = None
         """Secret of the queue; see ``PeerSecurity``."""
         self._config: Any = None
-        self._client: TransferQueueClient | None = None
+        self._client: Client | None = None
         self._client_lock = threading.Lock()
 
     @abstractmethod
@@ -75,35 +75,35 @@ class ControllerCalls(ABC):
         batch_size: int = 1,
         sampling_config: dict[str, Any] | None = None,
     ) -> BatchMeta:
-        """See ``TransferQueueClient.get_meta``."""
+        """See ``Client.get_meta``."""
         return self._own_client().get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config)
 
     def get_production_status(
         self, partition_id: str, data_fields: list[str]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """See ``TransferQueueClient.get_production_status``, whose arguments come in the other order."""
+        """See ``Client.get_production_status``, whose arguments come in the other order."""
         return self._own_client().get_production_status(data_fields, partition_id)
 
     def get_consumption_status(
         self, partition_id: str, task_name: str
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """See ``TransferQueueClient.get_consumption_status``, whose arguments come in the other order."""
+        """See ``Client.get_consumption_status``, whose arguments come in the other order."""
         return self._own_client().get_consumption_status(task_name, partition_id)
 
     def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
-        """See ``TransferQueueClient.clear_partition``."""
+        """See ``Client.clear_partition``."""
         self._own_client().clear_partition(partition_id)
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
-        """See ``TransferQueueClient.reset_consumption``."""
+        """See ``Client.reset_consumption``."""
         return self._own_client().reset_consumption(partition_id, task_name)
 
     def kv_retrieve_meta(self, keys: list[str], partition_id: str, create: bool = False) -> BatchMeta:
-        """See ``TransferQueueClient.kv_retrieve_meta``."""
+        """See ``Client.kv_retrieve_meta``."""
         return self._own_client().kv_retrieve_meta(keys, partition_id, create)
 
     def kv_retrieve_keys(self, global_indexes: list[int], partition_id: str) -> list[str]:
-        """See ``TransferQueueClient.kv_retrieve_keys``."""
+        """See ``Client.kv_retrieve_keys``."""
         return self._own_client().kv_retrieve_keys(global_indexes, partition_id)
 
     def close_client(self) -> None:
@@ -113,8 +113,8 @@ class ControllerCalls(ABC):
         if client is not None:
             client.close()
 
-    def _own_client(self) -> TransferQueueClient:
+    def _own_client(self) -> Client:
         with self._client_lock:
             if self._client is None:
-                self._client = TransferQueueClient("TransferQueueController", self.get_zmq_server_info())
+                self._client = Client("TransferQueueController", attach_config(self.get_zmq_server_info()))
             return self._client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from transfer_queue.config.attach import join_address, parse_address
+from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses, join_address, parse_address
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ExplicitEnum",
     "Role",
     "ZMQServerInfo",
+    "attach_config",
     "controller_address",
     "server_info",
 ]
@@ -99,3 +100,10 @@ def controller_address(info: object) -> str:
     if not isinstance(info, ZMQServerInfo):
         raise InvalidTypeError(f"controller.zmq_info must be a ZMQServerInfo, not {type(info).__name__}")
     return info.address(CONTROLLER_PORT_NAME)
+
+
+def attach_config(info: ZMQServerInfo) -> AttachConfig:
+    """The settings of a client of the controller at ``info``. Raises InvalidInputError."""
+    security = AttachSecurity() if info.secret is None else AttachSecurity(secret=info.secret)
+    addresses = ControllerAddresses(addresses=[controller_address(info)])
+    return AttachConfig(controller=addresses, missing_fields="drop", security=security)

@@ -14,7 +14,9 @@ import numpy as np
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.column import Bytes
-from transfer_queue.config.server_info import Role, server_info
+from transfer_queue.compat.registered.registry import StorageManager, StorageManagerFactory
+from transfer_queue.compat.registered.unit import MAX_NOTE_BYTES
+from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import (
     ConnectionLostError,
@@ -26,8 +28,6 @@ from transfer_queue.errors import (
 )
 from transfer_queue.metadata import BatchMeta, describe_fields
 from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
-from transfer_queue.storage.registered.registry import StorageManager, StorageManagerFactory
-from transfer_queue.storage.registered.unit import MAX_NOTE_BYTES
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Read, ReadPart, Sweep
 
 __all__ = ["RegisteredBackend", "open_backend"]

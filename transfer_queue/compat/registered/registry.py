@@ -11,7 +11,7 @@ from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeErr
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from transfer_queue.config.server_info import ZMQServerInfo
+    from transfer_queue.compat.server_info import ZMQServerInfo
     from transfer_queue.metadata import BatchMeta
 
 __all__ = [

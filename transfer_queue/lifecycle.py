@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 import os
 import re
@@ -14,14 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from transfer_queue.client.client import TransferQueueClient
-from transfer_queue.client.discovery import queue_at, ray_launcher
-from transfer_queue.client.ranks import Ranks
+from transfer_queue.compat.client import TransferQueueClient
+from transfer_queue.compat.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
-from transfer_queue.config.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
+from transfer_queue.launch.discovery import queue_at, ray_launcher
+from transfer_queue.launch.ranks import Ranks
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -314,13 +313,13 @@ def _with_choices(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | N
 
 def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[StartedQueue, DictConfig]:
     try:
-        launch = importlib.import_module("transfer_queue.launch.conf")
+        from transfer_queue.launch.conf import start_local
     except ModuleNotFoundError as error:
         raise StartError(
             f"cannot start local server processes: {error}; set TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS to attach to "
             "a running queue"
         ) from None
-    return cast("tuple[StartedQueue, DictConfig]", launch.start_local(conf))
+    return start_local(conf)
 
 
 def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from transfer_queue.client.parser import DataParser
-from transfer_queue.config.server_info import JOIN_PORT_NAME, ZMQServerInfo
+from transfer_queue.compat.registered.registry import StorageManagerFactory
+from transfer_queue.compat.server_info import JOIN_PORT_NAME, ZMQServerInfo
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, StartError
 from transfer_queue.runtime.secret import masked, new_nonce, prove
-from transfer_queue.storage.registered.registry import StorageManagerFactory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from transfer_queue.client.client import AsyncTransferQueueClient
+    from transfer_queue.client.client import AsyncClient
     from transfer_queue.metadata import BatchMeta
 
 __all__ = [
@@ -62,28 +62,28 @@ class UnknownManagerError(ConfigError, AssertionError):
 class ClientStorageManager:
     """``client.storage_manager``: the client's own way to storage, by the names of 0.1.x."""
 
-    def __init__(self, client: AsyncTransferQueueClient, manager_type: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, client: AsyncClient, manager_type: str, config: Mapping[str, Any]) -> None:
         self.manager_type = manager_type
         self.config = config
         self._client = client
 
     async def put_data(self, data: TensorDict, metadata: BatchMeta, data_parser: DataParser | None = None) -> None:
-        """Write ``data`` to the rows of ``metadata``; see ``TransferQueueClient.put``."""
+        """Write ``data`` to the rows of ``metadata``; see ``Client.put``."""
         await self._client.async_put(data, metadata, data_parser=data_parser)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
-        """See ``TransferQueueClient.get_data``."""
+        """See ``Client.get_data``."""
         return await self._client.async_get_data(metadata)
 
     async def clear_data(self, metadata: BatchMeta) -> None:
-        """See ``TransferQueueClient.clear_samples``."""
+        """See ``Client.clear_samples``."""
         await self._client.async_clear_samples(metadata)
 
     def close(self) -> None:
         """Nothing to give up: the connections are the client's."""
 
 
-def manager_of_backend(client: AsyncTransferQueueClient, kind: str) -> ClientStorageManager:
+def manager_of_backend(client: AsyncClient, kind: str) -> ClientStorageManager:
     """The manager of a client that was given none: that of the queue's backend, with the class name of 0.1.x."""
     section = _SECTIONS.get(kind)
     if section is None:

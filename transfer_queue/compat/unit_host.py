@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.compat.join import JoinListener
+from transfer_queue.compat.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.config.server_info import JOIN_PORT_NAME, Role, ZMQServerInfo
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.launch.join import JoinListener
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.runtime.secret import new_secret
 
