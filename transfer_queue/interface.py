@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Layout, Out
 from transfer_queue.client.parser import DataParser
-from transfer_queue.client.twins import share_docstrings
+from transfer_queue.client.read_options import ReadOptions
+from transfer_queue.client.twins import blocking
 from transfer_queue.compat.paths import legacy_attribute
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
 from transfer_queue.lifecycle import close, current_client, get_client, init
@@ -58,7 +59,7 @@ def get_metrics_endpoint() -> str | None:
         return None
 
 
-def kv_put(
+async def async_kv_put(
     key: str,
     partition_id: str,
     fields: TensorDict | dict[str, Any] | None = None,
@@ -83,25 +84,16 @@ def kv_put(
         CapacityError: There was no room in time; then nothing changed.
 
     Example:
-        >>> meta = tq.kv_put("a", "train", {"tokens": torch.arange(7)}, tag={"status": "finished"})
+        >>> meta = await tq.async_kv_put("a", "train", {"tokens": torch.arange(7)}, tag={"status": "finished"})
     """
     client = current_client()
-    return client.run(client.kv.put_one(key, partition_id, fields, tag, data_parser))
+    return await client.async_run(client.kv.put_one, key, partition_id, fields, tag, data_parser)
 
 
-async def async_kv_put(
-    key: str,
-    partition_id: str,
-    fields: TensorDict | dict[str, Any] | None = None,
-    tag: Tag | None = None,
-    data_parser: DataParser | None = None,
-) -> KVBatchMeta:
-    """See ``kv_put``."""
-    client = current_client()
-    return await client.async_run(client.kv.put_one(key, partition_id, fields, tag, data_parser))
+kv_put = blocking(async_kv_put)
 
 
-def kv_batch_put(
+async def async_kv_batch_put(
     keys: list[str],
     partition_id: str,
     fields: TensorDict | None = None,
@@ -126,26 +118,17 @@ def kv_batch_put(
 
     Example:
         >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
-        >>> tq.kv_batch_put(["a", "b"], "train", rows).fields
+        >>> await tq.async_kv_batch_put(["a", "b"], "train", rows).fields
         ['reward', 'tokens']
     """
     client = current_client()
-    return client.run(client.kv.put(keys, partition_id, fields, tags, data_parser))
+    return await client.async_run(client.kv.put, keys, partition_id, fields, tags, data_parser)
 
 
-async def async_kv_batch_put(
-    keys: list[str],
-    partition_id: str,
-    fields: TensorDict | None = None,
-    tags: list[Tag] | None = None,
-    data_parser: DataParser | None = None,
-) -> KVBatchMeta:
-    """See ``kv_batch_put``."""
-    client = current_client()
-    return await client.async_run(client.kv.put(keys, partition_id, fields, tags, data_parser))
+kv_batch_put = blocking(async_kv_batch_put)
 
 
-def kv_batch_get(
+async def async_kv_batch_get(
     keys: list[str] | str,
     partition_id: str,
     select_fields: list[str] | str | None = None,
@@ -186,58 +169,17 @@ def kv_batch_get(
 
     Example:
         >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
-        >>> meta = tq.kv_batch_put(["a", "b"], "train", rows)
-        >>> batch = tq.kv_batch_get(["b", "a"], "train", ["tokens"], layout="dense")
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train", rows)
+        >>> batch = await tq.async_kv_batch_get(["b", "a"], "train", ["tokens"], layout="dense")
         >>> batch["tokens"].shape
         torch.Size([2, 7])
     """
     client = current_client()
-    return client.run(
-        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
-    )
+    options = ReadOptions(zero_copy, out, device, layout)
+    return await client.async_run(client.kv.get, keys, partition_id, select_fields, options)
 
 
-async def async_kv_batch_get(
-    keys: list[str] | str,
-    partition_id: str,
-    select_fields: list[str] | str | None = None,
-    *,
-    zero_copy: bool = False,
-    out: Out | None = None,
-    device: Device = None,
-    layout: Layout | None = None,
-) -> TensorDict:
-    """See ``kv_batch_get``."""
-    client = current_client()
-    return await client.async_run(
-        client.kv.get(keys, partition_id, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
-    )
-
-
-def kv_batch_get_by_meta(
-    meta: KVBatchMeta,
-    select_fields: list[str] | str | None = None,
-    *,
-    zero_copy: bool = False,
-    out: Out | None = None,
-    device: Device = None,
-    layout: Layout | None = None,
-) -> TensorDict:
-    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
-
-    The arguments and the result are the same as for ``kv_batch_get``.
-
-    Raises:
-        InvalidInputError: ``meta`` has no partition, or lacks a named field. Other errors as for ``kv_batch_get``.
-
-    Example:
-        >>> meta = tq.kv_put("c", "train", {"tokens": torch.ones(7), "reward": torch.tensor(1.0)})
-        >>> batch = tq.kv_batch_get_by_meta(meta, select_fields="reward")
-    """
-    client = current_client()
-    return client.run(
-        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
-    )
+kv_batch_get = blocking(async_kv_batch_get)
 
 
 async def async_kv_batch_get_by_meta(
@@ -249,14 +191,27 @@ async def async_kv_batch_get_by_meta(
     device: Device = None,
     layout: Layout | None = None,
 ) -> TensorDict:
-    """See ``kv_batch_get_by_meta``."""
+    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
+
+    The arguments and the result are the same as for ``async_kv_batch_get``.
+
+    Raises:
+        InvalidInputError: ``meta`` has no partition, or lacks a named field. Other errors are the same as for
+            ``async_kv_batch_get``.
+
+    Example:
+        >>> meta = await tq.async_kv_put("c", "train", {"tokens": torch.ones(7), "reward": torch.tensor(1.0)})
+        >>> batch = await tq.async_kv_batch_get_by_meta(meta, select_fields="reward")
+    """
     client = current_client()
-    return await client.async_run(
-        client.kv.get_by_meta(meta, select_fields, zero_copy=zero_copy, out=out, device=device, layout=layout)
-    )
+    options = ReadOptions(zero_copy, out, device, layout)
+    return await client.async_run(client.kv.get_by_meta, meta, select_fields, options)
 
 
-def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
+kv_batch_get_by_meta = blocking(async_kv_batch_get_by_meta)
+
+
+async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
     """Return the keys and tags of one partition, or of all partitions.
 
     Returns:
@@ -266,21 +221,18 @@ def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
         InvalidTypeError: ``partition_id`` is not a string.
 
     Example:
-        >>> meta = tq.kv_put("a", "train", tag={"status": "finished"})
-        >>> listed = tq.kv_list("train")["train"]
+        >>> meta = await tq.async_kv_put("a", "train", tag={"status": "finished"})
+        >>> listed = await tq.async_kv_list("train")["train"]
         >>> finished = [key for key, tag in listed.items() if tag.get("status") == "finished"]
     """
     client = current_client()
-    return client.run(client.kv.list_keys(partition_id))
+    return await client.async_run(client.kv.list_keys, partition_id)
 
 
-async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """See ``kv_list``."""
-    client = current_client()
-    return await client.async_run(client.kv.list_keys(partition_id))
+kv_list = blocking(async_kv_list)
 
 
-def kv_clear(keys: list[str] | str, partition_id: str) -> None:
+async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Forget rows and free their storage; missing keys and partitions are ignored.
 
     Raises:
@@ -288,16 +240,10 @@ def kv_clear(keys: list[str] | str, partition_id: str) -> None:
         InvalidInputError: ``keys`` is an empty list.
 
     Example:
-        >>> tq.kv_clear(["a", "b"], "train")
+        >>> await tq.async_kv_clear(["a", "b"], "train")
     """
     client = current_client()
-    client.run(client.kv.clear(keys, partition_id))
+    await client.async_run(client.kv.clear, keys, partition_id)
 
 
-async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """See ``kv_clear``."""
-    client = current_client()
-    await client.async_run(client.kv.clear(keys, partition_id))
-
-
-share_docstrings(globals())
+kv_clear = blocking(async_kv_clear)

@@ -90,7 +90,7 @@ def _fill(client: TransferQueueClient) -> None:
         for number in range(PARTITIONS):
             await commit(f"step-{number}", ["key"])
 
-    client.run(Operation(work(), lambda _: None))
+    client.run(Operation, work(), lambda _: None)
 
 
 def _beside(works: list[Callable[[], object]], address: str, seconds: float) -> float:
@@ -126,7 +126,7 @@ def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
                     answer.read()
 
             def listing() -> None:
-                client.run(client.kv.list_keys("large"))
+                client.run(client.kv.list_keys, "large")
 
             works: dict[str, list[Callable[[], object]]] = {
                 "idle": [],

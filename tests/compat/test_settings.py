@@ -289,7 +289,7 @@ def test_a_field_that_rows_lack_is_an_error_or_dropped_as_in_earlier_releases(
     def ask(fields: list[str]) -> TensorDict:
         client = tq.TransferQueueClient("other", queue.address)
         try:
-            return client.run(client.kv.get(["a", "b"], partition, fields))
+            return client.run(client.kv.get, ["a", "b"], partition, fields)
         finally:
             client.close()
 
@@ -313,7 +313,7 @@ def test_the_manager_call_of_earlier_releases_chooses_their_answer_to_a_missing_
     tq.kv_put("a", partition, {"x": torch.ones(1)})
     client = tq.TransferQueueClient("other", queue.address)
     client.initialize_storage_manager("SimpleStorage", {"zmq_info": {}})
-    assert list(client.run(client.kv.get("a", partition, ["x", "values"])).keys()) == ["x"]
+    assert list(client.run(client.kv.get, "a", partition, ["x", "values"]).keys()) == ["x"]
     client.close()
 
 

@@ -200,7 +200,7 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(
 ) -> None:
     """They travel in headers, and many requests come with one read of the socket."""
     writer = clients[0]
-    writer.run(writer.kv.put([f"k{number}" for number in range(100)], "p", None, [{"text": "x" * 100_000}] * 100, None))
+    writer.run(writer.kv.put, [f"k{number}" for number in range(100)], "p", None, [{"text": "x" * 100_000}] * 100, None)
     memory = psutil.Process(stack.controller.process.pid).memory_info
     before, asked = memory().rss, 60
     host, port = stack.address.rsplit(":", 1)
@@ -213,7 +213,7 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(
         link.sendall(request(1, Hello("client", "slow")))
         link.sendall(b"".join(request(number, ListKeys("p")) for number in range(2, 2 + asked)))
         for _ in range(20):
-            writer.run(writer.kv.list_keys("p"))  # others are served
+            writer.run(writer.kv.list_keys, "p")  # others are served
         assert memory().rss - before < 256 << 20
         found = 0
         while found < asked:

@@ -169,10 +169,10 @@ def test_a_checkpoint_is_one_moment_though_producers_go_on(tmp_path: Path, attac
                 step = steps[worker] + 1
                 for partition in ("first", "second"):
                     fields = {"step": torch.full((2000,), step)}
-                    client.run(client.kv.put_one(f"w{worker}", partition, fields, {"step": step}, None))
+                    client.run(client.kv.put_one, f"w{worker}", partition, fields, {"step": step}, None)
                 passing = {"x": torch.full((2000,), step)}
-                client.run(client.kv.put_one(f"passing {worker} {step}", "passing", passing, None, None))
-                client.run(client.kv.clear(f"passing {worker} {step - 3}", "passing"))
+                client.run(client.kv.put_one, f"passing {worker} {step}", "passing", passing, None, None)
+                client.run(client.kv.clear, f"passing {worker} {step - 3}", "passing")
                 steps[worker] = step
         except BaseException as error:
             failures.append(error)

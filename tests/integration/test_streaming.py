@@ -205,7 +205,7 @@ def test_rows_that_were_lost_before_the_end_are_an_error_of_the_loader() -> None
         mark_end("p", client=client)
         stack.units[0].kill()
         stack.add_unit("u1")
-        wait_until(lambda: client.run(client.rows.partition_counts("p"))["lost"] == 8, "the rows are lost")
+        wait_until(lambda: client.run(client.rows.partition_counts, "p")["lost"] == 8, "the rows are lost")
         stream = StreamingDataset({"controller": {"addresses": [stack.address]}}, 4, 4, ["x"], "p", "t", 0)
         with pytest.raises(DataLostError, match="8 rows are lost with their storage unit; clear the partition"):
             values(stream)

@@ -38,8 +38,8 @@ def stacks() -> Iterator[tuple[Stack, Stack]]:
     with running_stack(units=1, capacity="16Mi") as full, running_stack(units=2, capacity="16Mi") as empty:
         client = tq.TransferQueueClient("producer", full.address)
         rows = TensorDict({"x": torch.arange(6).reshape(2, 3)}, [2])
-        client.run(client.kv.put(["a", "b"], "train", rows, [{"n": 1}, {}], None))
-        client.run(client.kv.put_one("c", "tags", None, {"done": True}, None))
+        client.run(client.kv.put, ["a", "b"], "train", rows, [{"n": 1}, {}], None)
+        client.run(client.kv.put_one, "c", "tags", None, {"done": True}, None)
         client.get_meta(["x"], 1, "train", task_name="actor")
         client.close()
         yield full, empty
@@ -65,7 +65,7 @@ def test_a_queue_is_saved_and_loaded_into_another_one(stacks: tuple[Stack, Stack
     }
     client = tq.TransferQueueClient("reader", stacks[1].address)
     assert client.kv_list() == {"train": {"a": {"n": 1}, "b": {}}, "tags": {"c": {"done": True}}}
-    assert [row.tolist() for row in client.run(client.kv.get(["b", "a"], "train", "x"))["x"].unbind()] == [
+    assert [row.tolist() for row in client.run(client.kv.get, ["b", "a"], "train", "x")["x"].unbind()] == [
         [3, 4, 5],
         [0, 1, 2],
     ]

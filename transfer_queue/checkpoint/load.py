@@ -113,7 +113,7 @@ def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _load(client: Client, directory: Path, manifest: Manifest, replace: bool, progress: Progress | None) -> None:
     engine = engine_of(client)
-    found = client.run(client.rows.row_counts())
+    found = client.run(client.rows.row_counts)
     if found and not replace:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
@@ -129,17 +129,17 @@ def _load(client: Client, directory: Path, manifest: Manifest, replace: bool, pr
             places += window
             scopes = [partitions.get(place.slot, "") for place in window]
             store = engine.store_blocks(blocks, scopes, _WAIT_S, REQUEST_S)
-            stored += client.run(Operation(store, lambda refs: refs))
+            stored += client.run(Operation, store, lambda refs: refs)
         refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
         with _sensible(directory):
             captured["state"] = relocate(captured["state"], refs)
         content = msgspec.msgpack.encode(captured)
-        client.run(Operation(engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None))
+        client.run(Operation, engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None)
         engine.settle(stored)
         if found:
             log.warning("the checkpoint %s replaced the rows of the queue: %s", directory, counted(found))
     except BaseException:
-        client.run(Operation(engine.discard_blocks(stored), lambda done: None))
+        client.run(Operation, engine.discard_blocks(stored), lambda done: None)
         raise
 
 

@@ -127,7 +127,7 @@ def _save(
     progress: Progress | None,
 ) -> Manifest:
     engine = engine_of(client)
-    content = client.run(Operation(engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload))
+    content = client.run(Operation, engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload)
     try:
         captured = msgspec.msgpack.decode(content)
         with_data = include_storage or engine.backend_kind == "simple"
@@ -147,7 +147,7 @@ def _save(
 
 def _end_capture(client: Client) -> None:
     try:
-        client.run(Operation(engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None))
+        client.run(Operation, engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
     except ConnectionLostError:
         return  # it ended with the connection
 
@@ -188,7 +188,9 @@ def _read(client: Client, blocks: list[tuple[int, int, int]]) -> Fetched:
     deadline = time.monotonic() + _RETRY_FOR_S
     while True:
         try:
-            return client.run(Operation(engine_of(client).read_blocks(blocks, REQUEST_S), lambda fetched: fetched))
+            read = engine_of(client).read_blocks(blocks, REQUEST_S)
+            found: Fetched = client.run(Operation, read, lambda fetched: fetched)
+            return found
         except (ConnectionLostError, DataLostError):
             if time.monotonic() > deadline:
                 raise

@@ -65,7 +65,7 @@ def get(
 
         client = Client("tq", find_queue(queue, controller))
         try:
-            batch = client.run(client.kv.get(list(keys), partition, field or None))
+            batch = client.run(client.kv.get, list(keys), partition, field or None)
         finally:
             client.close()
         columns = {str(name): _rows(batch.get(name)) for name in sorted(batch.keys())}
@@ -101,7 +101,7 @@ def put(
 
         client = Client("tq", find_queue(queue, controller))
         try:
-            client.run(client.kv.put_one(key, partition, _tensors(values) or None, parsed_tag, None))
+            client.run(client.kv.put_one, key, partition, _tensors(values) or None, parsed_tag, None)
         finally:
             client.close()
         wrote = [*(["fields " + ", ".join(values)] if values else []), *(["its tag"] if parsed_tag is not None else [])]

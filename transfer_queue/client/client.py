@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from transfer_queue.client.arguments import check_data, check_text
+from transfer_queue.client.arguments import check_text
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
-from transfer_queue.client.operation import Operation, run_async, run_sync
+from transfer_queue.client.operation import Operation, carry_out
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
-from transfer_queue.client.rows import RowOperations
+from transfer_queue.client.read_options import ReadOptions
+from transfer_queue.client.rows import FetchOptions, RowOperations
 from transfer_queue.client.shards import QueueEngine, attach
-from transfer_queue.client.twins import share_docstrings
+from transfer_queue.client.twins import blocking
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.errors import InvalidTypeError, NotInitializedError, TransferQueueError
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Out: TypeAlias = "TensorDict | Mapping[str, torch.Tensor]"
@@ -87,16 +90,8 @@ class AsyncClient:
         self._build_operations()
 
     def _build_operations(self) -> None:
-        self._rows: RowOperations
-        self._kv: KvOperations
-        if self._tracer is None:
-            self._rows = RowOperations(self._engine, self._options)
-            self._kv = KvOperations(self._engine, self._options)
-        else:
-            from transfer_queue.client.spans import TracedKvOperations, TracedRowOperations
-
-            self._rows = TracedRowOperations(self._engine, self._options, self._tracer)
-            self._kv = TracedKvOperations(self._engine, self._options, self._tracer)
+        self._rows = RowOperations(self._engine, self._options)
+        self._kv = KvOperations(self._engine, self._options)
 
     async def _open(self) -> QueueEngine:
         config = self.config
@@ -110,7 +105,7 @@ class AsyncClient:
         )
 
     def _ready(self) -> None:
-        """Before building an operation: closed? In a forked child, attach anew."""
+        """Check that the client is open; attach a forked child."""
         if self._closed:
             raise NotInitializedError(f"client {self.client_id} is closed; call transfer_queue.init() to attach again")
         if self._pid != os.getpid():
@@ -118,11 +113,15 @@ class AsyncClient:
                 if self._pid != os.getpid():  # another thread was faster
                     self._attach()
 
-    def _sync(self, operation: Operation[R, T]) -> T:
-        return run_sync(self._io, operation)
+    async def async_run(self, build: Callable[P, Operation[R, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Build an operation of ``rows`` or ``kv`` with these arguments, carry it out and return its result."""
+        span_name = getattr(build, "span_name", "")
+        if self._tracer is None or not span_name:
+            return await carry_out(self._io, build(*args, **kwargs))
+        from transfer_queue.client.spans import traced
 
-    async def _async(self, operation: Operation[R, T]) -> T:
-        return await run_async(self._io, operation)
+        operation = traced(self._tracer, self._engine, span_name, partial(build, *args, **kwargs))
+        return await carry_out(self._io, operation)
 
     def give_up(self, reason: str) -> None:
         """The queue is gone for good: its calls raise ConnectionLostError with ``reason``. From any thread."""
@@ -239,20 +238,8 @@ class AsyncClient:
             >>> meta = await client.async_get_meta(["tokens"], 2, "train", task_name="update")
             >>> batch = await client.async_get_data(meta)
         """
-        return await self._async(
-            self.rows.get_meta(
-                data_fields,
-                batch_size,
-                partition_id,
-                mode,
-                task_name,
-                sampling_config,
-                timeout,
-                lease,
-                token_budget,
-                is_last,
-            )
-        )
+        options = FetchOptions(batch_size, task_name, sampling_config, timeout, lease, token_budget)
+        return await self.async_run(self.rows.get_meta, partition_id, data_fields, mode, options, is_last)
 
     async def async_put(
         self,
@@ -290,9 +277,7 @@ class AsyncClient:
             >>> scores = TensorDict({"score": torch.tensor([0.5, 1.0])}, batch_size=[2])
             >>> meta = await client.async_put(scores, meta)
         """
-        return await self._async(
-            self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)
-        )
+        return await self.async_run(self.rows.put, data, metadata, partition_id, data_parser, custom_meta, is_last)
 
     async def async_get_data(
         self,
@@ -327,31 +312,29 @@ class AsyncClient:
             >>> batch["tokens"].shape
             torch.Size([2, 7])
         """
-        return await self._async(
-            self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device, layout=layout)
-        )
+        return await self.async_run(self.rows.get_data, metadata, ReadOptions(zero_copy, out, device, layout))
 
     async def async_ack(self, metadata: BatchMeta, task_name: str) -> None:
         """``task_name`` is done with the rows: they are consumed for good, whichever client fetched them.
 
         Rows that are gone are ignored, and so is what was acknowledged before. Raises InvalidTypeError.
         """
-        await self._async(self.rows.acknowledge(metadata, task_name))
+        await self.async_run(self.rows.acknowledge, metadata, task_name)
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
         """Merge ``metadata.custom_meta`` shallowly into the rows' tags; rows of several partitions are allowed.
 
         Raises StorageKeyNotFoundError for a row that is gone, InvalidTypeError for a value that is not plain.
         """
-        await self._async(self.rows.set_custom_meta(metadata))
+        await self.async_run(self.rows.set_custom_meta, metadata)
 
     async def async_clear_samples(self, metadata: BatchMeta) -> None:
         """Forget rows and free their storage. Rows that are gone are ignored. Raises InvalidTypeError."""
-        await self._async(self.rows.clear_samples(metadata))
+        await self.async_run(self.rows.clear_samples, metadata)
 
     async def async_clear_partition(self, partition_id: str) -> None:
         """Forget a whole partition; an unknown one is ignored. Raises InvalidTypeError, InvalidInputError."""
-        await self._async(self.rows.clear_partition(partition_id))
+        await self.async_run(self.rows.clear_partition, partition_id)
 
     async def async_get_production_status(self, data_fields: Sequence[str], partition_id: str) -> Status:
         """``(indexes, produced)``: int64 ``(rows,)`` and int8 ``(rows, fields)``.
@@ -359,14 +342,14 @@ class AsyncClient:
         Columns are in the order in which the partition got its fields. ``(None, None)`` for an unknown partition or
         field, or no fields. Raises InvalidTypeError, InvalidInputError.
         """
-        return await self._async(self.rows.production_status(data_fields, partition_id))
+        return await self.async_run(self.rows.production_status, data_fields, partition_id)
 
     async def async_get_consumption_status(self, task_name: str, partition_id: str) -> Status:
         """``(indexes, consumed)``: int64 and int8 ``(rows,)``; zeros for an unknown task.
 
         ``(None, None)`` for an unknown partition. Raises InvalidTypeError, InvalidInputError.
         """
-        return await self._async(self.rows.consumption_status(task_name, partition_id))
+        return await self.async_run(self.rows.consumption_status, task_name, partition_id)
 
     async def async_check_production_status(self, data_fields: Sequence[str], partition_id: str) -> bool:
         """Whether ``data_fields`` are produced for all rows; False for an unknown or empty partition, or unknown field.
@@ -387,13 +370,13 @@ class AsyncClient:
 
         Raises InvalidTypeError, InvalidInputError.
         """
-        return await self._async(self.rows.production_completed(partition_id))
+        return await self.async_run(self.rows.production_completed, partition_id)
 
     async def async_check_stream_drained(self, task_name: str, partition_id: str) -> bool:
         """Whether production is completed, see ``async_check_production_completed``, and ``task_name`` consumed all
         rows. Raises InvalidTypeError, InvalidInputError.
         """
-        return await self._async(self.rows.stream_drained(task_name, partition_id))
+        return await self.async_run(self.rows.stream_drained, task_name, partition_id)
 
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
@@ -402,11 +385,11 @@ class AsyncClient:
 
         Raises InvalidTypeError, InvalidInputError.
         """
-        return await self._async(self.rows.reset_consumption(partition_id, task_name))
+        return await self.async_run(self.rows.reset_consumption, partition_id, task_name)
 
     async def async_get_partition_list(self) -> list[str]:
         """Names of partitions in the order of their creation. Raises ConnectionLostError, WaitTimeoutError."""
-        return await self._async(self.rows.partition_list())
+        return await self.async_run(self.rows.partition_list)
 
     async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
         """Rows of ``keys`` in their order, with the fields ready for all of them.
@@ -414,7 +397,7 @@ class AsyncClient:
         Missing keys are left out or, with ``create``, made rows without data (status 0). Raises InvalidTypeError,
         InvalidInputError.
         """
-        return await self._async(self.kv.retrieve_meta(keys, partition_id, create))
+        return await self.async_run(self.kv.retrieve_meta, keys, partition_id, create)
 
     async def async_kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
         """Keys of rows in their order.
@@ -422,146 +405,38 @@ class AsyncClient:
         Raises RequestError for a row without key and for an unknown partition, InvalidTypeError, InvalidInputError for
         an empty list.
         """
-        return await self._async(self.kv.retrieve_keys(global_indexes, partition_id))
+        return await self.async_run(self.kv.retrieve_keys, global_indexes, partition_id)
 
     async def async_kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
         """``{partition: {key: tag}}`` of one partition, or of all. Raises InvalidTypeError."""
-        return await self._async(self.kv.list_keys(partition_id))
+        return await self.async_run(self.kv.list_keys, partition_id)
 
 
 class Client(AsyncClient):
     """Adds a blocking method for each ``async_`` one. Inside a running event loop they work, and block it.
 
-    Raises as `AsyncClient` does.
+    The errors are the same as for `AsyncClient`.
     """
 
-    def get_meta(
-        self,
-        data_fields: Sequence[str],
-        batch_size: int | None = None,
-        partition_id: str = "",
-        mode: str = "fetch",
-        task_name: str | None = None,
-        sampling_config: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        lease: float | None = None,
-        token_budget: int | None = None,
-        is_last: bool = False,
-    ) -> BatchMeta:
-        """See ``async_get_meta``."""
-        return self._sync(
-            self.rows.get_meta(
-                data_fields,
-                batch_size,
-                partition_id,
-                mode,
-                task_name,
-                sampling_config,
-                timeout,
-                lease,
-                token_budget,
-                is_last,
-            )
-        )
-
-    def put(
-        self,
-        data: TensorDict,
-        metadata: BatchMeta | None = None,
-        partition_id: str | None = None,
-        data_parser: DataParser | None = None,
-        *,
-        custom_meta: list[dict[str, Any]] | None = None,
-        is_last: bool = False,
-    ) -> BatchMeta:
-        """See ``async_put``."""
-        return self._sync(
-            self.rows.put(check_data("data", data), metadata, partition_id, data_parser, custom_meta, is_last)
-        )
-
-    def get_data(
-        self,
-        metadata: BatchMeta,
-        *,
-        zero_copy: bool = False,
-        out: Out | None = None,
-        device: Device = None,
-        layout: Layout | None = None,
-    ) -> TensorDict:
-        """See ``async_get_data``."""
-        return self._sync(self.rows.get_data(metadata, zero_copy=zero_copy, out=out, device=device, layout=layout))
-
-    def ack(self, metadata: BatchMeta, task_name: str) -> None:
-        """See ``async_ack``."""
-        self._sync(self.rows.acknowledge(metadata, task_name))
-
-    def set_custom_meta(self, metadata: BatchMeta) -> None:
-        """See ``async_set_custom_meta``."""
-        self._sync(self.rows.set_custom_meta(metadata))
-
-    def clear_samples(self, metadata: BatchMeta) -> None:
-        """See ``async_clear_samples``."""
-        self._sync(self.rows.clear_samples(metadata))
-
-    def clear_partition(self, partition_id: str) -> None:
-        """See ``async_clear_partition``."""
-        self._sync(self.rows.clear_partition(partition_id))
-
-    def get_production_status(self, data_fields: Sequence[str], partition_id: str) -> Status:
-        """See ``async_get_production_status``."""
-        return self._sync(self.rows.production_status(data_fields, partition_id))
-
-    def get_consumption_status(self, task_name: str, partition_id: str) -> Status:
-        """See ``async_get_consumption_status``."""
-        return self._sync(self.rows.consumption_status(task_name, partition_id))
-
-    def check_production_status(self, data_fields: Sequence[str], partition_id: str) -> bool:
-        """See ``async_check_production_status``."""
-        return _all(self.get_production_status(data_fields, partition_id))
-
-    def check_consumption_status(self, task_name: str, partition_id: str) -> bool:
-        """See ``async_check_consumption_status``."""
-        return _all(self.get_consumption_status(task_name, partition_id))
-
-    def check_production_completed(self, partition_id: str) -> bool:
-        """See ``async_check_production_completed``."""
-        return self._sync(self.rows.production_completed(partition_id))
-
-    def check_stream_drained(self, task_name: str, partition_id: str) -> bool:
-        """See ``async_check_stream_drained``."""
-        return self._sync(self.rows.stream_drained(task_name, partition_id))
-
-    def reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
-        """See ``async_reset_consumption``."""
-        return self._sync(self.rows.reset_consumption(partition_id, task_name))
-
-    def get_partition_list(self) -> list[str]:
-        """See ``async_get_partition_list``."""
-        return self._sync(self.rows.partition_list())
-
-    def kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """See ``async_kv_retrieve_meta``."""
-        return self._sync(self.kv.retrieve_meta(keys, partition_id, create))
-
-    def kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
-        """See ``async_kv_retrieve_keys``."""
-        return self._sync(self.kv.retrieve_keys(global_indexes, partition_id))
-
-    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        """See ``async_kv_list``."""
-        return self._sync(self.kv.list_keys(partition_id))
-
-    def run(self, operation: Operation[R, T]) -> T:
-        """Carry out an operation of ``rows`` or ``kv`` and wait for its result."""
-        return self._sync(operation)
-
-    async def async_run(self, operation: Operation[R, T]) -> T:
-        """Carry out an operation of ``rows`` or ``kv``."""
-        return await self._async(operation)
-
-
-share_docstrings({name: getattr(Client, name) for name in dir(Client)})
+    get_meta = blocking(AsyncClient.async_get_meta)
+    put = blocking(AsyncClient.async_put)
+    get_data = blocking(AsyncClient.async_get_data)
+    ack = blocking(AsyncClient.async_ack)
+    set_custom_meta = blocking(AsyncClient.async_set_custom_meta)
+    clear_samples = blocking(AsyncClient.async_clear_samples)
+    clear_partition = blocking(AsyncClient.async_clear_partition)
+    get_production_status = blocking(AsyncClient.async_get_production_status)
+    get_consumption_status = blocking(AsyncClient.async_get_consumption_status)
+    check_production_status = blocking(AsyncClient.async_check_production_status)
+    check_consumption_status = blocking(AsyncClient.async_check_consumption_status)
+    check_production_completed = blocking(AsyncClient.async_check_production_completed)
+    check_stream_drained = blocking(AsyncClient.async_check_stream_drained)
+    reset_consumption = blocking(AsyncClient.async_reset_consumption)
+    get_partition_list = blocking(AsyncClient.async_get_partition_list)
+    kv_retrieve_meta = blocking(AsyncClient.async_kv_retrieve_meta)
+    kv_retrieve_keys = blocking(AsyncClient.async_kv_retrieve_keys)
+    kv_list = blocking(AsyncClient.async_kv_list)
+    run = blocking(AsyncClient.async_run)
 
 
 def _tracer(options: ClientOptions) -> Tracer | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transfer_queue._kv_meta import KVBatchMeta, repeated
 from transfer_queue.client.arguments import (
@@ -14,10 +14,10 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.form import Form, form_of
-from transfer_queue.client.operation import Operation
+from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
+from transfer_queue.client.read_options import ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
 from transfer_queue.client.shards import QueueEngine
@@ -35,6 +35,8 @@ __all__ = ["KvOperations", "single_row"]
 log = logging.getLogger(__name__)
 
 Tag = dict[str, Any]
+Fields: TypeAlias = "list[str] | str | None"
+_DEFAULTS = ReadOptions()
 
 
 class KvOperations:
@@ -48,6 +50,7 @@ class KvOperations:
 
     # ------------------------------------------------------------------------------------------------------------ put
 
+    @spanned("put")
     def put_one(
         self,
         key: str,
@@ -64,6 +67,7 @@ class KvOperations:
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
         return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser)
 
+    @spanned("put")
     def put(
         self,
         keys: list[str],
@@ -105,7 +109,8 @@ class KvOperations:
             )
 
         store = self._engine.put(block, commit, timeout_s=self._options.request_s)
-        return Operation(store, finish, 0 if block is None else block.nbytes)
+        nbytes = 0 if block is None else block.nbytes
+        return Operation(store, finish, nbytes, span=lambda: {"partition": partition_id})
 
     def _encode(self, keys: list[str], fields: Any, data_parser: DataParser | None) -> EncodedBlock | None:
         if fields is None or not len(list(fields.keys())):
@@ -120,23 +125,28 @@ class KvOperations:
 
     # ------------------------------------------------------------------------------------------------------------ get
 
+    @spanned("get")
     def get(
-        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None, **form: Any
-    ) -> Operation[LoadedBatch, TensorDict]:
-        return self._get(keys, partition_id, select_fields, form_of(self._options, **form))
-
-    def _get(
-        self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None, form: Form
+        self,
+        keys: list[str] | str,
+        partition_id: str,
+        select_fields: Fields,
+        options: ReadOptions = _DEFAULTS,
     ) -> Operation[LoadedBatch, TensorDict]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
         wanted = _field_names(select_fields)
+        checked = options.checked(self._options)
         return Operation(
-            self._load(keys, partition_id, wanted), lambda loaded: loaded.decode(form), drop=LoadedBatch.release
+            self._load(keys, partition_id, wanted),
+            lambda loaded: loaded.decode(checked),
+            drop=LoadedBatch.release,
+            span=lambda: {"partition": partition_id},
         )
 
+    @spanned("get")
     def get_by_meta(
-        self, meta: KVBatchMeta, select_fields: list[str] | str | None, **form: Any
+        self, meta: KVBatchMeta, select_fields: Fields, options: ReadOptions = _DEFAULTS
     ) -> Operation[LoadedBatch, TensorDict]:
         if not isinstance(meta, KVBatchMeta):
             raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}")
@@ -148,7 +158,7 @@ class KvOperations:
             if absent or meta.fields is None:
                 raise InvalidInputError(f"select_fields {absent} not found in meta.fields {meta.fields}")
         wanted = meta.fields if wanted is None else wanted
-        return self._get(list(meta.keys), meta.partition_id, wanted, form_of(self._options, **form))
+        return self.get(list(meta.keys), meta.partition_id, wanted, options)
 
     async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
         timeout_s = self._options.request_s
@@ -212,7 +222,7 @@ class KvOperations:
         )
 
 
-def _field_names(select_fields: list[str] | str | None) -> list[str] | None:
+def _field_names(select_fields: Fields) -> list[str] | None:
     if select_fields is None or isinstance(select_fields, str):
         return None if select_fields is None else [select_fields]
     return check_fields("select_fields", select_fields)

@@ -18,7 +18,7 @@ from transfer_queue.storage.base import BlockRead, Fetched, UnitInfo
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from transfer_queue.client.form import Form
+    from transfer_queue.client.read_options import CheckedReadOptions
     from transfer_queue.columns.column import Rows
     from transfer_queue.columns.decoding import Piece
 
@@ -121,9 +121,9 @@ class LoadedBatch:
             block.view.column(field).take(block.rows).values.tobytes() for block, names in blocks if field in names
         )
 
-    def decode(self, form: Form) -> TensorDict:
-        """The batch as ``form`` wants it; what was read is released at once, or with the last view of it."""
-        return LoadedBatches([(None, self)]).decode(form)
+    def decode(self, options: CheckedReadOptions) -> TensorDict:
+        """The batch decoded with ``options``; what was read is released at once, or with the last view of it."""
+        return LoadedBatches([(None, self)]).decode(options)
 
     @property
     def schemas(self) -> list[FieldSchema]:
@@ -187,19 +187,20 @@ class LoadedBatches:
     def nbytes(self) -> int:
         return sum(part.nbytes for _, part in self._parts)
 
-    def decode(self, form: Form) -> TensorDict:
+    def decode(self, options: CheckedReadOptions) -> TensorDict:
         schemas = self._parts[0][1].schemas if self._parts else []
         try:
             pieces: dict[str, list[Piece]] = {schema.name: [] for schema in schemas}
             for positions, part in self._parts:
                 part.add_pieces(pieces, positions)
             own = all(part.is_own for _, part in self._parts)
-            least_view = self.nbytes // _MOST_KEPT if own and not form.zero_copy else 0
-            return _decoded(pieces, self.rows, schemas, form, copy=not (form.zero_copy or own), least_view=least_view)
+            least_view = self.nbytes // _MOST_KEPT if own and not options.zero_copy else 0
+            copy = not (options.zero_copy or own)
+            return _decoded(pieces, self.rows, schemas, options, copy=copy, least_view=least_view)
         finally:
             pieces = {}
             for _, part in self._parts:
-                if form.zero_copy or part.is_own:
+                if options.zero_copy or part.is_own:
                     part.release_with_views()
                 else:
                     part.release()
@@ -213,38 +214,43 @@ def _decoded(
     pieces: dict[str, list[Piece]],
     rows: int,
     schemas: Sequence[FieldSchema],
-    form: Form,
+    options: CheckedReadOptions,
     *,
     copy: bool,
     least_view: int,
 ) -> TensorDict:
-    if not form.streams:
-        return _in_form(pieces, rows, schemas, form, copy, least_view)
+    if not options.streams:
+        return _decoded_into(pieces, rows, schemas, options, copy, least_view)
     from transfer_queue.columns.device import complete_on, pin
 
     for found in {id(piece.view): piece.view for given in pieces.values() for piece in given}.values():
         pin(found.memory)
-    with complete_on(form.streams):
-        return _in_form(pieces, rows, schemas, form, copy, least_view)
+    with complete_on(options.streams):
+        return _decoded_into(pieces, rows, schemas, options, copy, least_view)
 
 
-def _in_form(
-    pieces: dict[str, list[Piece]], rows: int, schemas: Sequence[FieldSchema], form: Form, copy: bool, least_view: int
+def _decoded_into(
+    pieces: dict[str, list[Piece]],
+    rows: int,
+    schemas: Sequence[FieldSchema],
+    options: CheckedReadOptions,
+    copy: bool,
+    least_view: int,
 ) -> TensorDict:
     from transfer_queue.columns.tensors import decode, decode_into
 
-    if form.out is not None:
-        decode_into(pieces, rows, schemas, form.out, allow_pickle=form.allow_pickle)
-        out: TensorDict = form.out
+    if options.out is not None:
+        decode_into(pieces, rows, schemas, options.out, allow_pickle=options.allow_pickle)
+        out: TensorDict = options.out
         return out
-    copied = copy and form.device is None
+    copied = copy and options.device is None
     return decode(
         pieces,
         rows,
         schemas,
-        layout=form.layout,
+        layout=options.layout,
         copy=copied,
         least_view=least_view,
-        allow_pickle=form.allow_pickle,
-        device=form.device,
+        allow_pickle=options.allow_pickle,
+        device=options.device,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.client.arguments import (
     check_count,
+    check_data,
     check_fields,
     check_flag,
     check_lease,
@@ -22,10 +23,10 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.form import form_of
-from transfer_queue.client.operation import Operation
+from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
+from transfer_queue.client.read_options import ReadOptions
 from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import (
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["RowOperations", "pack_indexes", "unpack_indexes"]
+__all__ = ["FetchOptions", "RowOperations", "pack_indexes", "unpack_indexes"]
 
 EMPTY = Batch(b"")
 
@@ -85,8 +86,19 @@ def batch_meta(batch: Batch, partition_id: str, extra_info: dict[str, Any] | Non
     )
 
 
+class FetchOptions(NamedTuple):
+    """Arguments of a fetch; see ``AsyncClient.async_get_meta``. ``mode="insert"`` uses ``batch_size`` only."""
+
+    batch_size: int | None
+    task_name: str | None
+    sampling_config: dict[str, Any] | None
+    timeout: float | None
+    lease: float | None
+    token_budget: int | None
+
+
 class RowOperations:
-    """Builds operations; see ``TransferQueueClient`` for what each does."""
+    """Builds the operations of ``AsyncClient``."""
 
     def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
         self._engine = engine
@@ -94,18 +106,9 @@ class RowOperations:
 
     # ------------------------------------------------------------------------------------------------------------ get
 
+    @spanned("fetch")
     def get_meta(
-        self,
-        data_fields: Sequence[str],
-        batch_size: int | None,
-        partition_id: str,
-        mode: str,
-        task_name: str | None,
-        sampling_config: dict[str, Any] | None,
-        timeout_s: float | None,
-        lease_s: float | None = None,
-        token_budget: int | None = None,
-        is_last: bool = False,
+        self, partition_id: str, data_fields: Sequence[str], mode: str, options: FetchOptions, is_last: bool
     ) -> Operation[Batch | Committed, BatchMeta]:
         request_s = self._options.request_s
         check_partition(partition_id)
@@ -119,7 +122,7 @@ class RowOperations:
                 self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
             )
         if mode == "insert":
-            rows = check_count("batch_size", batch_size)
+            rows = check_count("batch_size", options.batch_size)
             commit = Commit(partition_id, append=rows, wait_s=self._options.put_wait_s, last=is_last)
             return Operation(
                 self._engine.put(None, commit, timeout_s=request_s),
@@ -127,22 +130,7 @@ class RowOperations:
             )
         if mode != "fetch":
             raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
-        if task_name is None or not check_text("task_name", task_name):
-            raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
-        params = {} if sampling_config is None else check_params("sampling_config", sampling_config)
-        if token_budget is not None:
-            params = {**params, "token_budget": check_count("token_budget", token_budget)}
-        if batch_size is None and "token_budget" in params:
-            batch_size = 0
-        fetch = Fetch(
-            partition_id,
-            fields,
-            check_count("batch_size", batch_size),
-            task_name,
-            self._options.fetch_s if timeout_s is None else check_seconds("timeout", timeout_s),
-            params,
-            lease_s=check_lease("lease", lease_s),
-        )
+        fetch = self._fetch_command(partition_id, fields, options)
 
         def finish(reply: Batch | Committed) -> BatchMeta:
             batch = _batch(reply)
@@ -150,12 +138,35 @@ class RowOperations:
             metadata._located = Batch(batch.indexes, locations=batch.locations)
             return metadata
 
-        return Operation(self._engine.fetch(fetch, request_s), finish)
-
-    def get_data(self, metadata: BatchMeta, **options: Any) -> Operation[LoadedBatches, TensorDict]:
-        form = form_of(self._options, **options)
         return Operation(
-            self._load(check_metadata(metadata)), lambda loaded: loaded.decode(form), drop=LoadedBatches.release
+            self._engine.fetch(fetch, request_s), finish, span=lambda: {"partition": partition_id, "task": fetch.task}
+        )
+
+    def _fetch_command(self, partition_id: str, fields: list[str], options: FetchOptions) -> Fetch:
+        if options.task_name is None or not check_text("task_name", options.task_name):
+            raise RequestError("get_meta in mode fetch needs task_name: consumption is counted per task")
+        params = {} if options.sampling_config is None else check_params("sampling_config", options.sampling_config)
+        if options.token_budget is not None:
+            params = {**params, "token_budget": check_count("token_budget", options.token_budget)}
+        counted_in_tokens = options.batch_size is None and "token_budget" in params
+        return Fetch(
+            partition_id,
+            fields,
+            check_count("batch_size", 0 if counted_in_tokens else options.batch_size),
+            options.task_name,
+            self._options.fetch_s if options.timeout is None else check_seconds("timeout", options.timeout),
+            params,
+            lease_s=check_lease("lease", options.lease),
+        )
+
+    @spanned("get")
+    def get_data(self, metadata: BatchMeta, options: ReadOptions) -> Operation[LoadedBatches, TensorDict]:
+        checked = options.checked(self._options)
+        return Operation(
+            self._load(check_metadata(metadata)),
+            lambda loaded: loaded.decode(checked),
+            drop=LoadedBatches.release,
+            span=lambda: {"partition": _partitions(metadata)},
         )
 
     async def _load(self, metadata: BatchMeta) -> LoadedBatches:
@@ -180,20 +191,21 @@ class RowOperations:
 
     # ------------------------------------------------------------------------------------------------------------ put
 
+    @spanned("put")
     def put(
         self,
         data: TensorDict,
         metadata: BatchMeta | None,
         partition_id: str | None,
         data_parser: DataParser | None,
-        custom_meta: list[dict[str, Any]] | None = None,
-        is_last: bool = False,
+        custom_meta: list[dict[str, Any]] | None,
+        is_last: bool,
     ) -> Operation[list[Committed], BatchMeta]:
         from transfer_queue.columns.tensors import encode
 
+        check_data("data", data)
         if check_flag("is_last", is_last) and metadata is not None:
             raise InvalidInputError("is_last goes with new rows only: give partition_id and no metadata")
-
         if metadata is None:
             if partition_id is None:
                 raise InvalidInputError("partition_id must be provided when there is no metadata")
@@ -235,7 +247,12 @@ class RowOperations:
             metadata.update_custom_meta(custom_meta)
             return metadata
 
-        return Operation(work(), finish, block.nbytes)
+        return Operation(
+            work(),
+            finish,
+            block.nbytes,
+            span=lambda: {"partition": str(partition_id) if metadata is None else _partitions(metadata)},
+        )
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
         for tag in check_metadata(metadata).custom_meta:
@@ -338,6 +355,10 @@ def _tags_of(metadata: BatchMeta, custom_meta: list[dict[str, Any]] | None) -> l
     for tag in own:
         check_mapping("custom_meta", tag)
     return own if custom_meta is None else [{**tag, **new} for tag, new in zip(own, custom_meta, strict=True)]
+
+
+def _partitions(metadata: BatchMeta) -> str:
+    return ", ".join(dict.fromkeys(metadata.partition_ids))
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, NDArray[np.int64]]]:

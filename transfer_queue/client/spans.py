@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.reading import LoadedBatch, LoadedBatches
-from transfer_queue.client.rows import RowOperations
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.errors import ConfigError
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-__all__ = ["TracedKvOperations", "TracedRowOperations", "open_tracer"]
+__all__ = ["open_tracer", "traced"]
 
 log = logging.getLogger(__name__)
 
@@ -91,87 +89,40 @@ def _exporter() -> SpanExporter:
     return OTLPSpanExporter()
 
 
-class _Spans:
-    def __init__(self, tracer: Tracer, engine: QueueEngine) -> None:
-        self._tracer = tracer
-        self._engine = engine
+def traced(tracer: Tracer, engine: QueueEngine, name: str, build: Callable[[], Operation[R, T]]) -> Operation[R, T]:
+    """Return the operation that ``build`` makes, in a span from before that to the end of its decoding."""
+    from opentelemetry.trace import SpanKind
 
-    def around(
-        self, name: str, partition: Callable[[], object], build: Callable[[], Operation[R, T]], **attributes: str
-    ) -> Operation[R, T]:
-        """The operation that ``build`` makes, in a span from before that to the end of its decoding."""
-        from opentelemetry.trace import SpanKind
+    span = tracer.start_span(f"transfer_queue.{name}", kind=SpanKind.CLIENT)
+    with _ended_by_errors(span):
+        operation = build()
+        if operation.span is None:
+            return operation  # a span that does not end is not exported
+        for attribute, value in operation.span().items():
+            span.set_attribute(f"transfer_queue.{attribute}", value)
 
-        span = self._tracer.start_span(f"transfer_queue.{name}", kind=SpanKind.CLIENT)
+    async def work() -> R:
         with _ended_by_errors(span):
-            operation = build()
-            span.set_attribute("transfer_queue.partition", str(partition()))
-            for attribute, value in attributes.items():
-                span.set_attribute(f"transfer_queue.{attribute}", value)
+            return await operation.work
 
-        async def work() -> R:
-            with _ended_by_errors(span):
-                return await operation.work
+    def finish(result: R) -> T:
+        with _ended_by_errors(span):
+            loaded = result if isinstance(result, LoadedBatch | LoadedBatches) else None
+            rows, nbytes = (loaded.rows, loaded.nbytes) if loaded else (0, operation.nbytes)
+            value = operation.finish(result)
+            span.set_attribute("transfer_queue.backend", engine.backend_kind)
+            span.set_attribute("transfer_queue.rows", rows or _size(value))
+            if name != "fetch":
+                span.set_attribute("transfer_queue.bytes", nbytes)
+        span.end()
+        return value
 
-        def finish(result: R) -> T:
-            with _ended_by_errors(span):
-                loaded = result if isinstance(result, LoadedBatch | LoadedBatches) else None
-                rows, nbytes = (loaded.rows, loaded.nbytes) if loaded else (0, operation.nbytes)
-                value = operation.finish(result)
-                span.set_attribute("transfer_queue.backend", self._engine.backend_kind)
-                span.set_attribute("transfer_queue.rows", rows or _size(value))
-                if name != "fetch":
-                    span.set_attribute("transfer_queue.bytes", nbytes)
-            span.end()
-            return value
+    def drop(result: R) -> None:
+        span.end()
+        if operation.drop is not None:
+            operation.drop(result)
 
-        def drop(result: R) -> None:
-            span.end()
-            if operation.drop is not None:
-                operation.drop(result)
-
-        return Operation(work(), finish, operation.nbytes, drop)
-
-
-class TracedKvOperations(KvOperations):
-    """Puts and gets by key, each in a span."""
-
-    def __init__(self, engine: QueueEngine, options: ClientOptions, tracer: Tracer) -> None:
-        super().__init__(engine, options)
-        self._spans = _Spans(tracer, engine)
-
-    def _put(self, keys: list[str], partition_id: str, *arguments: Any) -> Operation[Any, Any]:
-        build = functools.partial(super()._put, keys, partition_id, *arguments)
-        return self._spans.around("put", lambda: partition_id, build)
-
-    def _get(self, keys: list[str] | str, partition_id: str, *arguments: Any) -> Operation[Any, Any]:
-        build = functools.partial(super()._get, keys, partition_id, *arguments)
-        return self._spans.around("get", lambda: partition_id, build)
-
-
-class TracedRowOperations(RowOperations):
-    """Fetches, puts and gets by index, each in a span."""
-
-    def __init__(self, engine: QueueEngine, options: ClientOptions, tracer: Tracer) -> None:
-        super().__init__(engine, options)
-        self._spans = _Spans(tracer, engine)
-
-    def get_meta(
-        self, data_fields: Any, batch_size: Any, partition_id: str, mode: str, task_name: str | None, *arguments: Any
-    ) -> Operation[Any, Any]:
-        build = functools.partial(super().get_meta, data_fields, batch_size, partition_id, mode, task_name, *arguments)
-        if mode != "fetch":
-            return build()
-        return self._spans.around("fetch", lambda: partition_id, build, task=str(task_name))
-
-    def put(self, data: Any, metadata: Any, partition_id: Any, *arguments: Any) -> Operation[Any, Any]:
-        build = functools.partial(super().put, data, metadata, partition_id, *arguments)
-        return self._spans.around("put", lambda: partition_id if metadata is None else _partitions(metadata), build)
-
-    def get_data(self, metadata: Any, **options: Any) -> Operation[Any, Any]:
-        return self._spans.around(
-            "get", lambda: _partitions(metadata), functools.partial(super().get_data, metadata, **options)
-        )
+    return Operation(work(), finish, operation.nbytes, drop)
 
 
 @contextmanager
@@ -191,7 +142,3 @@ def _size(value: Any) -> int:
     """Rows of metadata; a TensorDict without any has no ``size`` that would say so."""
     size = getattr(value, "size", 0)
     return size if isinstance(size, int) else 0
-
-
-def _partitions(metadata: Any) -> str:
-    return ", ".join(dict.fromkeys(metadata.partition_ids))

@@ -1,25 +1,61 @@
-"""One docstring for a blocking call and its ``async_`` twin."""
+"""Blocking twins of ``async_`` functions and methods."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["share_docstrings"]
+__all__ = ["blocking", "is_blocking"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _AWAITED = re.compile(r"await (\w+\.)async_")
 _NAMED = re.compile(r"(?<=`)async_(?=\w+`)")
 
 
-def share_docstrings(calls: Mapping[str, Any]) -> None:
-    """Where ``f`` or ``async_f`` only refers to the other, give it the docstring of the other, with an example that
-    fits. Editors, which do not run this, show the reference."""
-    for name, call in calls.items():
-        twin = calls.get(f"async_{name}")
-        if twin is None:
-            continue
-        if call.__doc__ == f"See ``async_{name}``.":
-            call.__doc__ = _NAMED.sub("", _AWAITED.sub(r"\1", twin.__doc__))
-        elif twin.__doc__ == f"See ``{name}``.":
-            twin.__doc__ = re.sub(rf"(\w+\.)(?={name}\()", r"await \1async_", call.__doc__)
+class _Mode(threading.local):
+    blocking = False
+
+
+_mode = _Mode()
+
+
+def is_blocking() -> bool:
+    """Whether the calling coroutine belongs to a blocking twin: it waits in its thread and never suspends."""
+    return _mode.blocking
+
+
+def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Derive the blocking twin of ``call``, an ``async_`` function of this package.
+
+    The twin runs the coroutine of ``call`` in the calling thread. It has the signature of ``call``, and its docstring
+    with names and examples of blocking calls.
+
+    Args:
+        call: A coroutine function that awaits nothing but ``AsyncClient.async_run`` and functions like itself.
+
+    Returns:
+        The blocking function.
+    """
+
+    @functools.wraps(call)
+    def twin(*args: P.args, **kwargs: P.kwargs) -> T:
+        work = call(*args, **kwargs)
+        before, _mode.blocking = _mode.blocking, True
+        try:
+            work.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            _mode.blocking = before
+            work.close()
+        raise AssertionError(f"{call.__qualname__} was suspended, so it has no blocking twin")
+
+    twin.__name__ = call.__name__.removeprefix("async_")
+    twin.__qualname__ = call.__qualname__.replace("async_", "")
+    twin.__doc__ = _NAMED.sub("", _AWAITED.sub(r"\1", call.__doc__ or ""))
+    return twin

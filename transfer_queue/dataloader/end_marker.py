@@ -27,14 +27,14 @@ def mark_end(partition_id: str, producer: str = "", producers: int = 1, client: 
     if check_count("producers", producers) < 1:
         raise InvalidInputError(f"producers must be at least 1, not {producers}")
     client = client or current_client()
-    client.run(client.kv.put_one(partition_id, _markers(client, partition_id), None, {producer: producers}, None))
+    client.run(client.kv.put_one, partition_id, _markers(client, partition_id), None, {producer: producers}, None)
 
 
 def clear_end(partition_id: str, client: Client | None = None) -> None:
     """Take back all marks of ``partition_id``. Idempotent. Raises InvalidInputError, InvalidTypeError."""
     check_partition(partition_id)
     client = client or current_client()
-    client.run(client.kv.clear([partition_id], _markers(client, partition_id)))
+    client.run(client.kv.clear, [partition_id], _markers(client, partition_id))
 
 
 def production_ended(client: Client, partition_id: str) -> bool:
@@ -42,7 +42,7 @@ def production_ended(client: Client, partition_id: str) -> bool:
     meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
     if any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta):
         return True
-    return bool(client.run(client.rows.partition_counts(partition_id)).get("ended"))
+    return bool(client.run(client.rows.partition_counts, partition_id).get("ended"))
 
 
 def _markers(client: Client, partition_id: str) -> str:

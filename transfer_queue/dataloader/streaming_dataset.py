@@ -311,7 +311,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _refuse_lost(self, unconsumed: int, ready: int) -> None:
         """Raise DataLostError if the rows that lack fields are lost: no producer writes them after the end."""
-        counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
+        counts = self.client.run(self.client.rows.partition_counts, self.partition_id)
         lost = counts["lost"] - (counts["rows"] - unconsumed) if counts else 0  # at least as many of those to come
         if lost >= unconsumed - ready:
             raise DataLostError(
@@ -321,7 +321,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _awaited(self, size: int) -> str:
         """Describe which rows of a batch of ``size`` rows the partition has."""
-        counts = self.client.run(self.client.rows.partition_counts(self.partition_id))
+        counts = self.client.run(self.client.rows.partition_counts, self.partition_id)
         if not counts:
             return "there is no such partition; somebody has to put rows into it"
         unwritten = [name for name in self.data_fields if name not in counts["fields"]]

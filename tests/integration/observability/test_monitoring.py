@@ -140,7 +140,7 @@ def test_only_the_newest_partitions_have_series_of_their_own() -> None:
     with running_stack(units=1) as stack:
         client = TransferQueueClient("steps", AttachConfig(controller=ControllerAddresses(addresses=[stack.address])))
         for number in range(MOST_PARTITIONS + 2):
-            client.run(client.kv.put_one("a", f"step_{number}", None, {"n": 1}, None))
+            client.run(client.kv.put_one, "a", f"step_{number}", None, {"n": 1}, None)
         exposed = samples(stack.controller.http("/metrics")[1])
         client.close()
     named = [labels["partition"] for labels, _ in exposed["tq_partition_rows"]]
@@ -151,7 +151,7 @@ def test_only_the_newest_partitions_have_series_of_their_own() -> None:
 def test_only_the_newest_tasks_have_series_of_their_own() -> None:
     with running_stack(units=1) as stack:
         client = TransferQueueClient("tasks", AttachConfig(controller=ControllerAddresses(addresses=[stack.address])))
-        client.run(client.kv.put_one("a", "train", {"x": torch.ones(1)}, {"n": 1}, None))
+        client.run(client.kv.put_one, "a", "train", {"x": torch.ones(1)}, {"n": 1}, None)
         for number in range(MOST_TASKS + 2):
             client.get_meta(["x"], 1, "train", task_name=f"task_{number}")
         exposed = samples(stack.controller.http("/metrics")[1])

@@ -72,8 +72,8 @@ def rows(count: int) -> TensorDict:
 def test_puts_gets_and_fetches_say_partition_rows_bytes_and_backend(
     traced: tq.TransferQueueClient, spans: InMemorySpanExporter, partition: str
 ) -> None:
-    traced.run(traced.kv.put(["a", "b"], partition, rows(2), None, None))
-    traced.run(traced.kv.get(["b"], partition, None))
+    traced.run(traced.kv.put, ["a", "b"], partition, rows(2), None, None)
+    traced.run(traced.kv.get, ["b"], partition, None)
     traced.put(rows(3), partition_id=partition)
     meta = traced.get_meta(["x"], 4, partition, task_name="train")
     traced.get_data(meta)
@@ -96,7 +96,7 @@ async def test_spans_belong_to_what_the_caller_does_also_in_its_event_loop(
     traced: tq.TransferQueueClient, spans: InMemorySpanExporter, partition: str
 ) -> None:
     with trace.get_tracer("job").start_as_current_span("step") as step:
-        await traced.async_run(traced.kv.put(["a"], partition, rows(1), None, None))
+        await traced.async_run(traced.kv.put, ["a"], partition, rows(1), None, None)
     put, outer = spans.get_finished_spans()
     assert (told(put)[0], outer.name) == ("put", "step")
     assert put.parent is not None
@@ -107,7 +107,7 @@ def test_what_fails_is_a_span_with_the_error(
     traced: tq.TransferQueueClient, spans: InMemorySpanExporter, partition: str
 ) -> None:
     with pytest.raises(KeyNotFoundError):
-        traced.run(traced.kv.get(["nobody"], partition, None))
+        traced.run(traced.kv.get, ["nobody"], partition, None)
     with pytest.raises(TypeError):
         traced.get_data("no metadata")  # type: ignore[arg-type]
     for span, error in zip(spans.get_finished_spans(), ("KeyNotFoundError", "InvalidTypeError"), strict=True):

@@ -37,7 +37,7 @@ def memory(server: Process) -> int:
 def use(servers: Servers, token: Path) -> None:
     """Attach, put and read, as a program does."""
     with servers.client(tokenFile=str(token)) as client:
-        client.run(client.kv.put(["a"], "p", None, [{"x": 1}], None))
+        client.run(client.kv.put, ["a"], "p", None, [{"x": 1}], None)
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from transfer_queue.client.io import IoThread
-from transfer_queue.client.operation import Operation, run_async, run_sync
+from transfer_queue.client.operation import Operation, carry_out
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.reading import LoadedBatch, LoadedBatches, ReadPlan
 from transfer_queue.client.rows import EMPTY, RowOperations
+from transfer_queue.client.twins import blocking
 from transfer_queue.control.commands import Lookup
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -62,7 +63,7 @@ async def test_a_result_that_comes_together_with_the_cancellation_of_its_caller_
         return loaded(fetched)
 
     operation = Operation(work(), lambda batch: None, drop=LoadedBatch.release)
-    running = asyncio.ensure_future(run_async(io, operation))
+    running = asyncio.ensure_future(carry_out(io, operation))
     await asyncio.sleep(0)
     assert ended.wait(5.0)  # it is on its way to this loop, which does not run meanwhile
     running.cancel()
@@ -84,7 +85,7 @@ async def test_a_batch_whose_decoding_is_given_up_before_it_began_is_released(
         return run_copy(function)
 
     monkeypatch.setattr(io, "run_copy", giving_up)
-    running = asyncio.ensure_future(run_async(io, Operation(work(), lambda batch: None, drop=LoadedBatch.release)))
+    running = asyncio.ensure_future(carry_out(io, Operation(work(), lambda batch: None, drop=LoadedBatch.release)))
     with suppress(asyncio.CancelledError):
         await running
     assert fetched.released.wait(5.0)
@@ -115,7 +116,7 @@ def test_a_result_that_comes_together_with_an_interrupt_is_released(
 
     monkeypatch.setattr("transfer_queue.client.io.threading.Lock", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_sync(io, Operation(work(), lambda batch: None, drop=LoadedBatch.release))
+        blocking(carry_out)(io, Operation(work(), lambda batch: None, drop=LoadedBatch.release))
     assert fetched.released.wait(5.0)
 
 
@@ -144,5 +145,5 @@ async def test_a_long_decoding_does_not_hold_up_the_loop_that_awaits_it(
     async def work() -> Any:
         return several(loaded(Fetched(1 << 30)))
 
-    await run_async(io, Operation(work(), lambda batch: decoded_in.append(threading.current_thread())))
+    await carry_out(io, Operation(work(), lambda batch: decoded_in.append(threading.current_thread())))
     assert decoded_in != [threading.current_thread()]
