@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from transfer_queue.columns.block import EncodedBlock
+
 __all__ = ["FetchOptions", "RowOperations", "pack_indexes", "unpack_indexes"]
 
 EMPTY = Batch(b"")
@@ -200,59 +202,67 @@ class RowOperations:
         data_parser: DataParser | None,
         custom_meta: list[dict[str, Any]] | None,
         is_last: bool,
-    ) -> Operation[list[Committed], BatchMeta]:
-        from transfer_queue.columns.tensors import encode
-
+    ) -> Operation[Any, BatchMeta]:
         check_data("data", data)
         if check_flag("is_last", is_last) and metadata is not None:
             raise InvalidInputError("is_last goes with new rows only: give partition_id and no metadata")
-        if metadata is None:
-            if partition_id is None:
-                raise InvalidInputError("partition_id must be provided when there is no metadata")
-            check_partition(partition_id)
-        elif not len(check_metadata(metadata)):
-            raise InvalidInputError("metadata is empty: it names no rows to write")
+        if metadata is not None:
+            if not len(check_metadata(metadata)):
+                raise InvalidInputError("metadata is empty: it names no rows to write")
+            return self._put_to(metadata, self._encode(data, data_parser, custom_meta, len(metadata)), custom_meta)
+        if partition_id is None:
+            raise InvalidInputError("partition_id must be provided when there is no metadata")
+        partition = check_partition(partition_id)
+        block = self._encode(data, data_parser, custom_meta, None)
+        commit = Commit(partition, append=block.rows, tags=custom_meta, wait_s=self._options.put_wait_s, last=is_last)
+
+        def finish(done: Committed) -> BatchMeta:
+            status = b"\1" * block.rows
+            batch = Batch(done.indexes, block.fields, status, custom_meta or [], lengths=block.lengths)
+            return batch_meta(batch, partition)
+
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s)
+        return Operation(store, finish, block.nbytes, span=lambda: {"partition": partition})
+
+    def _encode(
+        self,
+        data: TensorDict,
+        data_parser: DataParser | None,
+        custom_meta: list[dict[str, Any]] | None,
+        rows: int | None,
+    ) -> EncodedBlock:
+        """Encode the data of a put to ``rows`` rows; None: as many new rows as there are."""
+        from transfer_queue.columns.tensors import encode
+
         block = encode(parsed(data, data_parser), allow_pickle=self._options.allow_pickle)
         if block.rows == 0:
             raise InvalidInputError("data is empty: it has no rows")
-        if metadata is not None and len(metadata) != block.rows:
-            raise RequestError(f"length mismatch: data has {block.rows} rows, metadata {len(metadata)}")
+        if rows not in (None, block.rows):
+            raise RequestError(f"length mismatch: data has {block.rows} rows, metadata {rows}")
         if custom_meta is not None:
             check_tags("custom_meta", custom_meta, block.rows, "rows")
-        row_tags = custom_meta if metadata is None else _tags_of(metadata, custom_meta)
-        wait_s, request_s = self._options.put_wait_s, self._options.request_s
+        return block
 
-        async def work() -> list[Committed]:
-            if metadata is None:
-                assert partition_id is not None
-                commit = Commit(partition_id, append=block.rows, tags=custom_meta, wait_s=wait_s, last=is_last)
-                return [await self._engine.put(block, commit, timeout_s=request_s)]
-            done = []
+    def _put_to(
+        self, metadata: BatchMeta, block: EncodedBlock, custom_meta: list[dict[str, Any]] | None
+    ) -> Operation[None, BatchMeta]:
+        row_tags = _tags_of(metadata, custom_meta)
+
+        async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 indexes = _indexes_at(metadata, positions)
                 part = block if len(positions) == block.rows else block.select(None, positions)
                 tags = None if row_tags is None else [row_tags[at] for at in positions.tolist()]
-                commit = Commit(partition, indexes=indexes, tags=tags, wait_s=wait_s)
-                done.append(await self._engine.put(part, commit, timeout_s=request_s))
-            return done
+                commit = Commit(partition, indexes=indexes, tags=tags, wait_s=self._options.put_wait_s)
+                await self._engine.put(part, commit, timeout_s=self._options.request_s)
 
-        def finish(done: list[Committed]) -> BatchMeta:
-            lengths, schema = block.lengths, block.fields
-            if metadata is None:
-                assert partition_id is not None
-                batch = Batch(done[0].indexes, schema, b"\1" * block.rows, custom_meta or [], lengths=lengths)
-                return batch_meta(batch, partition_id)
-            metadata.field_schema.update(describe_fields(schema, block.rows, lengths))
+        def finish(done: None) -> BatchMeta:
+            metadata.field_schema.update(describe_fields(block.fields, block.rows, block.lengths))
             metadata.production_status = np.ones(block.rows, np.int8)
             metadata.update_custom_meta(custom_meta)
             return metadata
 
-        return Operation(
-            work(),
-            finish,
-            block.nbytes,
-            span=lambda: {"partition": str(partition_id) if metadata is None else _partitions(metadata)},
-        )
+        return Operation(work(), finish, block.nbytes, span=lambda: {"partition": _partitions(metadata)})
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
         for tag in check_metadata(metadata).custom_meta:
