@@ -17,7 +17,7 @@ from transfer_queue.client.arguments import (
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
-from transfer_queue.client.read_options import ReadOptions
+from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
 from transfer_queue.client.shards import QueueEngine
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 Tag = dict[str, Any]
 Fields: TypeAlias = "list[str] | str | None"
-_DEFAULTS = ReadOptions()
 
 
 class KvOperations:
@@ -131,7 +130,7 @@ class KvOperations:
         keys: list[str] | str,
         partition_id: str,
         select_fields: Fields,
-        options: ReadOptions = _DEFAULTS,
+        options: ReadOptions = DEFAULT_READ,
     ) -> Operation[LoadedBatch, TensorDict]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
@@ -146,7 +145,7 @@ class KvOperations:
 
     @spanned("get")
     def get_by_meta(
-        self, meta: KVBatchMeta, select_fields: Fields, options: ReadOptions = _DEFAULTS
+        self, meta: KVBatchMeta, select_fields: Fields, options: ReadOptions = DEFAULT_READ
     ) -> Operation[LoadedBatch, TensorDict]:
         if not isinstance(meta, KVBatchMeta):
             raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from transfer_queue.columns.decoding import Layout
 
-__all__ = ["CheckedReadOptions", "ReadOptions"]
+__all__ = ["DEFAULT_READ", "CheckedReadOptions", "ReadOptions"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,6 @@ class ReadOptions(NamedTuple):
             raise InvalidInputError(f"zero_copy returns views of this host's memory, which are not on {found}")
         streams = (torch.cuda.current_stream(found),)
         return CheckedReadOptions(options.layout, options.unpickle, device=found, streams=streams)
+
+
+DEFAULT_READ = ReadOptions()

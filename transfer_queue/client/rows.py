@@ -26,7 +26,7 @@ from transfer_queue.client.arguments import (
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
-from transfer_queue.client.read_options import ReadOptions
+from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import (
@@ -162,7 +162,9 @@ class RowOperations:
         )
 
     @spanned("get")
-    def get_data(self, metadata: BatchMeta, options: ReadOptions) -> Operation[LoadedBatches, TensorDict]:
+    def get_data(
+        self, metadata: BatchMeta, options: ReadOptions = DEFAULT_READ
+    ) -> Operation[LoadedBatches, TensorDict]:
         checked = options.checked(self._options)
         return Operation(
             self._load(check_metadata(metadata)),
