@@ -329,6 +329,8 @@ class ControlCore:
         if partition is None:
             partition = self.create_partition(command.partition)
         created = partition.create(put.created, put.new_keys) if put.created else slice(0, 0)
+        if put.created and partition.queueing.group > 1:
+            partition.note_groups(created, self.log.origin[0])
         self.rows += put.created
         rows = put.place(created)
         fresh = put.created == put.rows

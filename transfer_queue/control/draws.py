@@ -67,7 +67,8 @@ class Drawer:
         self._leases = leases
         self.name = type(sampler).__name__
         overridden = type(sampler).sample is not PlannedSampler.sample
-        self.planned = sampler if isinstance(sampler, PlannedSampler) and not overridden else None
+        plans = isinstance(sampler, PlannedSampler) and not overridden and not sampler.shown_rows
+        self.planned = sampler if isinstance(sampler, PlannedSampler) and plans else None
         self.queueing = Queueing(self.planned.group, self.planned.order) if self.planned else Queueing()
         self.reads_tags = self.planned is None or self.planned.reads_tags
 
@@ -106,6 +107,14 @@ class Drawer:
                 return EMPTY_BATCH  # the last rows went to other ranks
         if not may_take:
             return _TOO_FEW
+        if partition.mixed is not None:
+            group = self.queueing.group
+            raise SamplerError(
+                f"{self.name}: the group of rows {partition.mixed} to {partition.mixed + group - 1} of partition "
+                f"{partition.name!r} (counted from 0 as they were created) was begun by one client and continued by "
+                "another, so that it mixes prompts. Create the rows of a group in one put, or let the rows of a prompt "
+                f"share a tag and name it: GRPOGroupNSampler({group}, group_tag=...); then clear the partition"
+            )
         self._give_up_stale(partition, subscription, draw)
         if subscription.ready.available < draw.needs:
             return _TOO_FEW

@@ -69,6 +69,8 @@ class Partition:
         self.base = 0
         self.rows = 0  # that exist
         self.nbytes = 0
+        self.mixed: int | None = None  # ordinal of the first group that two clients created
+        self._group_client = 0
         self.ended = False  # a producer said that no more rows come
         self.table = Table()
         self.alive = self.table.add_column(np.uint8)
@@ -297,6 +299,15 @@ class Partition:
         if self.log.journaling:
             self.log.record(RowsCreated(self.name, count, keys))
         return slice(first, first + count)
+
+    def note_groups(self, created: slice, client: int) -> None:
+        """``client`` created rows: is a group of consecutive rows the work of two clients? Not kept over a restart."""
+        group = self.queueing.group
+        first, end = created.start + self.base, created.stop + self.base
+        if first % group and self._group_client not in (0, client) and self.mixed is None:
+            self.mixed = first - first % group
+        if end % group and (first % group == 0 or first // group != end // group):
+            self._group_client = client
 
     def write(
         self, rows: Rows, fields: list[FieldSchema], refs: list[BlockRef], lengths: dict[str, bytes], fresh: bool

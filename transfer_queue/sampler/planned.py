@@ -69,6 +69,12 @@ class PlannedSampler(BaseSampler):
     """Rows leave in whole groups of this many consecutive ones."""
     order: ByPriority | ByWeight | None = None
     """In which order rows leave; None: lowest index first. Not together with groups."""
+
+    @property
+    def shown_rows(self) -> bool:
+        """Whether it has to be shown every ready row, like a user's sampler."""
+        return False
+
     reads_tags: bool = False
     """Whether a changed tag can make a fetch possible that was not before."""
 

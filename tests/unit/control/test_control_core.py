@@ -272,6 +272,37 @@ def test_new_sampler_takes_over_rows_and_waiters() -> None:
     assert isinstance(answers[2], SamplerError)
 
 
+def test_groups_that_two_clients_create_row_by_row_are_refused() -> None:
+    core = ControlCore(sampler=GRPOGroupNSampler(2))
+    for block, client in enumerate((1, 1, 2, 2, 1, 2), start=1):
+        core.apply(put("p", 1, "x", block=block), 0, client=client)
+        if block == 4:
+            assert rows(core.apply(fetch("p", "x", 2), 0)) == [0, 1]
+    with pytest.raises(
+        SamplerError, match=r"group of rows 4 to 5 of partition 'p' .* begun by one client and continued"
+    ):
+        core.apply(fetch("p", "x", 2), 0)
+    core.apply(c.Clear("p"), 0)
+    core.apply(put("p", 2, "", block=7), 0, client=1)  # registered together: any client may fill them in
+    registered: Any = core.apply(c.Lookup("p"), 0)
+    for block, at in enumerate((0, 8), start=7):
+        core.apply(put("p", registered.indexes[at : at + 8], "x", block=block), 0, client=block)
+    assert len(rows(core.apply(fetch("p", "x", 2), 0))) == 2
+
+
+def test_groups_by_a_tag_come_from_any_client_in_any_order() -> None:
+    core = ControlCore(sampler=GRPOGroupNSampler(2, group_tag="prompt"))
+    for block, prompt in enumerate("abbcca", start=1):
+        core.apply(put("p", 1, "x", block=block, tags=[{"prompt": prompt}]), 0, client=block)
+        if block == 2:
+            core.apply(fetch("p", "x", 2, timeout_s=9.0), 0, request=9)
+    assert rows(Drained(core).by_request[9]) == [1, 2]
+    assert rows(core.apply(fetch("p", "x", 4), 0)) == [0, 5, 3, 4]
+    core.apply(put("p", 2, "x", block=7), 0)
+    with pytest.raises(SamplerError, match=r"row 6 needs the tag 'prompt'"):
+        core.apply(fetch("p", "x", 2), 0)
+
+
 def test_rank_that_waits_is_served_when_another_line_draws_its_batch() -> None:
     core = ControlCore(sampler=RankAwareSampler())
     core.apply(put("p", 1, "xy"), 0)
