@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -24,6 +25,8 @@ from transfer_queue.errors import CorruptBlockError, InvalidInputError
 __all__ = ["Layout", "Piece", "decode", "decode_into"]
 
 Layout: TypeAlias = Literal["jagged", "dense"]
+log = logging.getLogger(__name__)
+_told: set[tuple[str, frozenset[str]]] = set()
 _SCALARS: Final = frozenset({str, int, float, bool, bytes})
 
 
@@ -227,6 +230,7 @@ class _Assembly:
         rows = self.values(parts)
         if all(isinstance(row, torch.Tensor) for row in rows) and alike(rows):
             return self.container(tensor_rows_column(name, rows))
+        _tell_mixed(name, parts)
         return _non_tensor_stack(rows)
 
     def values(self, parts: Sequence[_Part]) -> list[Any]:
@@ -362,6 +366,28 @@ def _copy_chunks(chunks: Sequence[Chunk], target: torch.Tensor) -> None:
         part = tensor_from_bytes(chunk, torch.uint8, [chunk.nbytes])
         target[start : start + chunk.nbytes].copy_(part, non_blocking=True)
         start += chunk.nbytes
+
+
+def _tell_mixed(name: str, parts: Sequence[_Part]) -> None:
+    """Log, once for a field and its kinds, why a column of tensors comes back as a list."""
+    first: dict[str, int] = {}
+    filled = [part for part in parts if len(_indexes(part.positions))]
+    for part in sorted(filled, key=lambda part: int(_indexes(part.positions)[0])):
+        schema = part.column.schema
+        if schema.kind not in ("dense", "ragged"):
+            what = "text" if schema.kind == "text" else "other values"
+        else:
+            what = f"{schema.dtype} tensors of rank {len(schema.shape or ())}"
+        first.setdefault(what, int(_indexes(part.positions)[0]))
+    kinds = " and ".join(f"{what} (row {row} of the batch)" for what, row in first.items())
+    if len(first) < 2 or not any("tensors" in what for what in first) or (name, frozenset(first)) in _told:
+        return
+    _told.add((name, frozenset(first)))
+    log.warning(
+        "field %r comes back as a list and not as a tensor: its rows are %s; put rows of one dtype and rank",
+        name,
+        kinds,
+    )
 
 
 def _part(column: ColumnView, piece: Piece, n: int) -> _Part:
