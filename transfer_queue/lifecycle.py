@@ -17,6 +17,7 @@ from transfer_queue.compat.client import TransferQueueClient
 from transfer_queue.compat.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
+from transfer_queue.config.running import noted_queues
 from transfer_queue.config.settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 from transfer_queue.launch.discovery import queue_at, ray_launcher
@@ -156,7 +157,7 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
         page = f"; page: {local.page}" if local.page else ""
         print(
             f"transfer_queue: found no queue and started a queue of its own at {where}; child processes find it, other "
-            f"processes of this user by TQ_CONFIG_FILE={path}{page}",
+            f"processes of this user by TQ_CONFIG_FILE={path}{page}{_others()}",
             file=sys.stderr,
             flush=True,
         )
@@ -168,6 +169,14 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
         raise
     _state.conf = _plain(merged)
     return merged
+
+
+def _others() -> str:
+    """How to use the queues that ``tq up`` keeps for this user."""
+    return "".join(
+        f"; queue {queue.name} runs here too: export TQ_CONFIG_FILE={queue.attach_file} to use it"
+        for queue in noted_queues()[:3]
+    )
 
 
 def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:

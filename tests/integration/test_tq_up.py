@@ -152,6 +152,15 @@ def test_detached_it_is_listed_and_taken_down(simple: QueueCommand) -> None:
         1,
         "error: queue test is already running here; stop it with: tq down test",
     )
+    alone = subprocess.run(
+        [sys.executable, "-c", "import transfer_queue as tq; tq.init()"],
+        env=simple.environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert f"; queue test runs here too: export TQ_CONFIG_FILE={attach} to use it" in alone.stderr
     assert simple.run("down").returncode == 0
     assert simple.processes() == []
     assert "no queue" in simple.run("status").stderr
@@ -412,6 +421,10 @@ def test_a_server_that_is_killed_is_started_again_and_programs_go_on(
         program.stdin.close()
     pids = {server["pid"] for server in json.loads(queue.run("status", "-o", "json").stdout)[0]["servers"]}
     assert pids <= {process.pid for process in queue.processes()}
+    doctor = [item for item in json.loads(queue.run("doctor", "-o", "json").stdout) if item["check"] == "restarts"]
+    assert [item["state"] for item in doctor] == ["warn"]
+    assert "1 restart of servers of queue test" in doctor[0]["text"]
+    assert says in doctor[0]["text"]
     assert queue.run("down").returncode == 0
     assert "test ended at" in queue.run("status").stderr
 

@@ -32,6 +32,7 @@ _CHECKS = (
     _Check("state folder", doctor_machine.state_folder),
     _Check("rdma", doctor_machine.rdma),
     _Check("controller", doctor_queue.controller),
+    _Check("restarts", doctor_queue.restarts),
     _Check("proxy", doctor_queue.proxy),
 )
 

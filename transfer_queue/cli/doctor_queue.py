@@ -9,9 +9,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from transfer_queue.cli.findings import Finding, Subject, View, fail, ok, warn
+from transfer_queue.cli.state import read_running
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.config import resource
 from transfer_queue.config.attach import attach_from_environment, parse_address
@@ -19,7 +21,7 @@ from transfer_queue.errors import ConfigError
 from transfer_queue.launch.plan import plan_local
 from transfer_queue.storage.mooncake.admin import Admin
 
-__all__ = ["controller", "inside", "proxy", "resource_file", "settings"]
+__all__ = ["controller", "inside", "proxy", "resource_file", "restarts", "settings"]
 
 _CLOCK_S = 1.0
 _FULL = 0.9
@@ -41,7 +43,12 @@ def settings(subject: Subject) -> Iterator[Finding]:
             name = "TQ_CONFIG_FILE" if os.environ.get("TQ_CONFIG_FILE") else "TQ_CONTROLLER_ADDRESS"
             yield ok("settings", f"{name} names the controller at {', '.join(found.controller.addresses)}")
         else:
-            yield ok("settings", "no TQ_CONFIG_FILE, no TQ_CONTROLLER_ADDRESS: init() starts a queue of its own")
+            text = "no TQ_CONFIG_FILE, no TQ_CONTROLLER_ADDRESS: init() starts a queue of its own"
+            if running := read_running():
+                fix = f"export TQ_CONFIG_FILE={running[0].attach_file}"
+                yield warn("settings", f"{text}, and does not use queue {running[0].name}, which runs here", fix)
+            else:
+                yield ok("settings", text)
     except ConfigError as error:
         yield fail("settings", str(error), "give it a number of seconds, or unset it")
 
@@ -83,6 +90,20 @@ def controller(subject: Subject) -> Iterator[Finding]:
     yield from inside(picture, reach=True)
     if view.backend == "mooncake":
         yield from _mooncake(view.settings)
+
+
+def restarts(subject: Subject) -> Iterator[Finding]:
+    """Servers of a queue of this machine that ended and were started again."""
+    meant = set() if subject.attach is None else set(subject.attach.controller.addresses)
+    for queue in read_running():
+        if queue.controller in meant and queue.restarts:
+            last, count = queue.restarts[-1], len(queue.restarts)
+            when = datetime.fromtimestamp(last.at).strftime("%d %b %H:%M:%S")
+            yield warn(
+                "restarts",
+                f"{count} restart{'s' * (count > 1)} of servers of queue {queue.name}, last {when}: {last.what}",
+                "its folder, which tq status shows, has their logs; spec.controller.durability keeps rows meanwhile",
+            )
 
 
 def _clock(picture: dict[str, Any]) -> Finding:

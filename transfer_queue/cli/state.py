@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from transfer_queue.config.ownership import private_folder
+from transfer_queue.config.running import RunningQueue, ServerState
 from transfer_queue.config.trouble import Trouble, read_trouble, state_root
 from transfer_queue.errors import StartError, TransferQueueError
 
@@ -33,27 +34,6 @@ _OTHER_FOLDER = "set XDG_STATE_HOME to a writable folder of your own"
 _RECENT_S = 86400.0
 _COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json")
 """Files that every run with a note writes, besides two for each server."""
-
-
-class ServerState(msgspec.Struct):
-    """A server process: its pid, and host:port where it has one."""
-
-    name: str
-    pid: int
-    address: str = ""
-
-
-class RunningQueue(msgspec.Struct):
-    """A queue started by ``tq up``. ``pid``: the process that keeps it; a SIGTERM to it takes the queue down."""
-
-    name: str
-    pid: int
-    backend: str
-    controller: str
-    attach_file: str
-    servers: list[ServerState] = []
-    page: str = ""
-    """URL of the page that shows the queue."""
 
 
 @contextmanager

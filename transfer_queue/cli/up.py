@@ -101,6 +101,7 @@ def _describe(stack: LocalStack, attach: Path) -> RunningQueue:
         attach_file=str(attach),
         servers=servers,
         page=stack.page,
+        restarts=stack.restarts,
     )
 
 

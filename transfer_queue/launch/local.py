@@ -23,6 +23,7 @@ import yaml
 from transfer_queue.config.attach import AttachConfig, parse_address
 from transfer_queue.config.ownership import private_folder
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
+from transfer_queue.config.running import Restart
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
 from transfer_queue.config.trouble import Trouble, clear_trouble, write_trouble
 from transfer_queue.errors import ConfigError, StartError
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 MIB = 1 << 20
+_MOST_NOTED = 20
 _LEFT_FREE = 1 << 30
 """Bytes of a disk that arenas leave free."""
 _LIFE = timedelta(days=3650)
@@ -69,6 +71,8 @@ class LocalStack:
         self._units: list[ServerProcess] = []
         self._addresses: list[str] = []
         self._restarts: dict[str, Restarts] = {}
+        self.restarts: list[Restart] = []
+        """The last servers that ended and were started again."""
         self._tell: Callable[[str], None] | None = None
         self._stopping = False
         self.resources: Any = None
@@ -342,6 +346,7 @@ class LocalStack:
             when = f"in {delay:g} s" if delay else "now"
             what = f"without {lost}, which are lost" if lost else "with its rows"
             what = f"{failure}; it is restarted {when}, {what}"
+            self.restarts = [*self.restarts[1 - _MOST_NOTED :], Restart(time.time(), what)]
             self._progress(what, now - self._began)
             self.note("restarting", what)
         return again.due is not None and now >= again.due
