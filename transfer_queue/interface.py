@@ -143,7 +143,7 @@ async def async_kv_batch_get(
     Args:
         keys: Keys of rows, or one key.
         partition_id: The partition.
-        select_fields: The fields to read. None: every field that is ready for all of the rows.
+        select_fields: The fields to read. None: every field that the rows have.
         zero_copy: Return views of the stored rows where a field's rows lie together in one put, on the same host, and
             copies elsewhere. Do not write to a view: it is the stored row of every reader. Its memory stays in use,
             even after the rows are cleared or overwritten, until the last tensor that refers to it is freed. Views that
@@ -161,8 +161,8 @@ async def async_kv_batch_get(
 
     Raises:
         KeyNotFoundError: Keys are not in the partition; the message names them.
-        NotReadyError: A key has no data, or some of the rows lack a named field. With the setting
-            ``missing_fields: drop`` such a field is left out.
+        NotReadyError: A key has no data, or some of the rows lack a named field, or without names a field that other
+            rows have. With the setting ``missing_fields: drop`` such a field is left out.
         InvalidInputError: A field does not fit ``out``, or torch does not find the device.
         StorageKeyNotFoundError: A row was removed during the read.
         DataLostError: Rows were lost with their storage unit.

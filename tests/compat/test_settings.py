@@ -286,7 +286,7 @@ def test_a_field_that_rows_lack_is_an_error_or_dropped_as_in_earlier_releases(
     tq.kv_batch_put(["a", "b"], partition, TensorDict({"tokens": torch.ones(2, 3), "reward": torch.ones(2)}, [2]))
     tq.kv_put("a", partition, {"old_log_probs": torch.ones(1)})
 
-    def ask(fields: list[str]) -> TensorDict:
+    def ask(fields: list[str] | None) -> TensorDict:
         client = tq.TransferQueueClient("other", queue.address)
         try:
             return client.run(client.kv.get, ["a", "b"], partition, fields)
@@ -297,7 +297,12 @@ def test_a_field_that_rows_lack_is_an_error_or_dropped_as_in_earlier_releases(
         ask(["tokns", "rewards", "tokens"])
     with pytest.raises(NotReadyError, match=r"'old_log_probs' is not ready for keys \['b'\]"):
         ask(["tokens", "old_log_probs"])
+    with pytest.raises(
+        NotReadyError, match=r"'old_log_probs' is not ready for keys \['b'\].*; name the fields to read"
+    ):
+        ask(None)
     monkeypatch.setenv("TQ_MISSING_FIELDS", "drop")
+    assert sorted(ask(None).keys()) == ["reward", "tokens"]
     found = ask(["tokens", "old_log_probs", "values"])
     assert list(found.keys()) == ["tokens"]
     assert found.batch_size == torch.Size([2])
@@ -315,6 +320,17 @@ def test_the_manager_call_of_earlier_releases_chooses_their_answer_to_a_missing_
     client.initialize_storage_manager("SimpleStorage", {"zmq_info": {}})
     assert list(client.run(client.kv.get, "a", partition, ["x", "values"]).keys()) == ["x"]
     client.close()
+
+
+def test_a_column_that_became_a_list_is_told_with_its_dtypes(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_batch_put(["a", "b"], partition, TensorDict({"odd": torch.ones(2, 3)}, [2]))
+    tq.kv_put("c", partition, {"odd": torch.ones(3, dtype=torch.int64)})
+    assert len(tq.kv_batch_get(["a", "b", "c"], partition)["odd"]) == 3
+    assert len(tq.kv_batch_get(["a", "b", "c"], partition)["odd"]) == 3
+    (line,) = (record.getMessage() for record in caplog.records if "'odd'" in record.getMessage())
+    assert "float32 tensors of rank 1 (row 0 of the batch) and int64 tensors of rank 1 (row 2 of the batch)" in line
 
 
 def test_a_call_and_a_program_can_choose_the_layout(queue: Stack, partition: str) -> None:

@@ -504,7 +504,7 @@ def test_a_dataset_that_waits_says_what_for(
         try:
             wait_for("there is no such partition")
             tq.get_client().put(TensorDict({"x": torch.zeros(2)}, [2]), partition_id=partition)
-            wait_for("nobody has written the fields ['tokens']")
+            wait_for("no row of it has the fields ['tokens']")
             put(partition, 1)
             wait_for("it has 3 rows, 3 not consumed, 1 of these with all fields")
         finally:

@@ -167,7 +167,8 @@ def test_why_names_the_missing_field_and_who_wrote_it_last(command: Command, row
     )
     assert sentence.startswith("task 'trainer' has waited ")
     assert (
-        f"for 2 rows of '{rows}': 0 are ready, 'reward' is missing on 1 of 2, 'value' is missing on 2 of 2" in sentence
+        f"for 2 rows of '{rows}': 0 are ready, 'reward' is missing on 1 of 2, no row of partition '{rows}' has field "
+        "'value'" in sentence
     )
     assert re.search(
         rf"'reward' was last written \d+ s ago in '{rows}' by \S+, which is connected; no client", sentence

@@ -52,6 +52,24 @@ def test_a_fetch_that_is_not_satisfied_says_what_was_missing(queue: Stack, parti
     assert tq.get_client().get_meta(["x"], 1, partition, task_name="t").size == 1
 
 
+def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_put("a", partition, {"tokens": torch.ones(2)})
+    hint = f"no row of partition {partition!r} has the fields ['tokns'], but ['tokens']; did you mean 'tokens'?"
+    client = tq.get_client()
+    assert client.get_meta(["tokns"], partition_id=partition, mode="force_fetch").field_names == []
+    assert hint in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.get_meta, ["tokns"], 1, partition, task_name="t", timeout=100)
+        wait_until(lambda: "task 't' has waited" in caplog.text, "the wait is told")
+        assert hint in caplog.text
+        tq.kv_put("a", partition, {"tokns": torch.ones(2)})
+        assert waiting.result(60).size == 1
+
+
 def test_a_cancelled_fetch_consumes_nothing(queue: Stack, partition: str) -> None:
     client = tq.get_client()
 

@@ -59,7 +59,7 @@ def get(
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Show rows: every field that all of them have, or the named ones. JSON and YAML give whole tensors."""
+    """Show rows: every field, which all of them must have, or the named ones. JSON and YAML give whole tensors."""
     with faults():
         from transfer_queue.client.client import Client
 

@@ -162,7 +162,8 @@ class KvOperations:
     async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
         timeout_s = self._options.request_s
         drops = self._options.missing_fields == "drop"
-        lookup = Lookup(partition_id, keys=keys, fields=None if drops else wanted, require_ready=True)
+        asked = None if drops else wanted
+        lookup = Lookup(partition_id, keys=keys, fields=asked, require_ready=True, alike=not drops)
         batch = await self._engine.lookup(lookup, timeout_s)
         fields = [schema.name for schema in batch.fields]
         if wanted is not None and drops:

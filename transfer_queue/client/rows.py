@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +49,14 @@ from transfer_queue.control.commands import (
     StatusArrays,
     Value,
 )
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError, UnknownPartitionError
+from transfer_queue.control.puts import did_you_mean
+from transfer_queue.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    RequestError,
+    TransferQueueError,
+    UnknownPartitionError,
+)
 from transfer_queue.metadata import BatchMeta, describe_fields
 
 if TYPE_CHECKING:
@@ -58,7 +67,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchOptions", "RowOperations", "pack_indexes", "unpack_indexes"]
 
+log = logging.getLogger(__name__)
+
 EMPTY = Batch(b"")
+_PATIENCE_S = 10.0
+"""Time after which a warning names fields that a waiting fetch asks for and no row has."""
 
 
 def pack_indexes(indexes: Sequence[int]) -> bytes:
@@ -119,10 +132,7 @@ class RowOperations:
         if check_flag("is_last", is_last) and mode != "insert":
             raise InvalidInputError("is_last goes with new rows only: with put, or mode insert")
         if mode == "force_fetch":
-            every = Lookup(partition_id, fields=fields, locate=False)
-            return Operation(
-                self._engine.lookup(every, request_s), lambda batch: batch_meta(_batch(batch), partition_id)
-            )
+            return Operation(self._look_up(partition_id, fields), lambda batch: batch_meta(_batch(batch), partition_id))
         if mode == "insert":
             rows = check_count("batch_size", options.batch_size)
             commit = Commit(partition_id, append=rows, wait_s=self._options.put_wait_s, last=is_last)
@@ -140,9 +150,48 @@ class RowOperations:
             metadata._located = Batch(batch.indexes, locations=batch.locations)
             return metadata
 
-        return Operation(
-            self._engine.fetch(fetch, request_s), finish, span=lambda: {"partition": partition_id, "task": fetch.task}
-        )
+        return Operation(self._fetch(fetch), finish, span=lambda: {"partition": partition_id, "task": fetch.task})
+
+    async def _look_up(self, partition: str, fields: list[str]) -> Batch:
+        """All rows of a partition; a field that none of them has is warned of."""
+        batch = await self._engine.lookup(Lookup(partition, fields=fields, locate=False), self._options.request_s)
+        found = {schema.name for schema in batch.fields}
+        if batch.indexes and not found.issuperset(fields) and (hindrance := await self._hindrance(partition, fields)):
+            log.warning("get_meta in mode force_fetch leaves fields out: %s", hindrance)
+        return batch
+
+    async def _fetch(self, fetch: Fetch) -> Batch:
+        watch = asyncio.ensure_future(self._watch(fetch)) if fetch.timeout_s > _PATIENCE_S else None
+        try:
+            return await self._engine.fetch(fetch, self._options.request_s)
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, fetch: Fetch) -> None:
+        """Warn, at growing intervals, of a fetch that waits for what probably nobody writes."""
+        waited = 0.0
+        while True:
+            pause = max(waited, _PATIENCE_S)
+            await asyncio.sleep(pause)
+            waited += pause
+            try:
+                hindrance = await self._hindrance(fetch.partition, fetch.fields)
+            except TransferQueueError:
+                continue  # the fetch itself says so
+            if hindrance:
+                log.warning("task %r has waited %.0f s for rows: %s", fetch.task, waited, hindrance)
+
+    async def _hindrance(self, partition: str, fields: list[str]) -> str:
+        """What a fetch lacks that is probably misspelt; empty if the rows have these fields."""
+        counts = await self._counts(partition)
+        if not counts:
+            return f"there is no partition {partition!r}"
+        unwritten = [name for name in fields if name not in counts["fields"]]
+        if not unwritten or not counts["rows"]:
+            return ""
+        hint = did_you_mean(unwritten, counts["fields"])
+        return f"no row of partition {partition!r} has the fields {unwritten}, but {sorted(counts['fields'])}{hint}"
 
     def _fetch_command(self, partition_id: str, fields: list[str], options: FetchOptions) -> Fetch:
         if options.task_name is None or not check_text("task_name", options.task_name):

@@ -120,7 +120,8 @@ class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
 
     ``fields`` None: the fields ready for all rows. Rows that do not exist: with ``partial`` left out, else
     KeyNotFoundError (keys) or StorageKeyNotFoundError (indexes). With ``require_ready`` a row that lacks a field
-    raises NotReadyError. ``locate``: fill ``Batch.locations``.
+    raises NotReadyError. ``alike``: without ``fields`` too, a field that only some of the rows have. ``locate``: fill
+    ``Batch.locations``.
     """
 
     roles = USERS
@@ -131,6 +132,7 @@ class Lookup(Command, frozen=True, tag=True, omit_defaults=True):
     partial: bool = False
     require_ready: bool = False
     locate: bool = True
+    alike: bool = False
 
 
 class Fetch(Command, frozen=True, tag=True, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from transfer_queue.control.commands import Commit
 from transfer_queue.control.partition import Partition
 from transfer_queue.errors import InvalidInputError, StorageKeyNotFoundError
 
-__all__ = ["Put", "check_put", "name_some"]
+__all__ = ["Put", "check_put", "did_you_mean", "name_some"]
 
 _MAX_CELLS = 2**32 - 1
 _MAX_APPEND = 2**24
@@ -119,6 +121,13 @@ def _check_cells(partition: Partition | None, command: Commit, rows: int) -> Non
             raise InvalidInputError(f"lengths given for field {name!r}, which is not in the put")
         if len(raw) != 4 * rows:
             raise InvalidInputError(f"lengths of field {name!r}: {len(raw)} bytes does not match {rows} rows of int32")
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """``; did you mean 'tokens'?`` with the names that resemble unknown ones; empty if none does."""
+    names = list(known)
+    near = [match for name in unknown for match in difflib.get_close_matches(name, names, n=1)]
+    return f"; did you mean {' and '.join(map(repr, dict.fromkeys(near)))}?" if near else ""
 
 
 def name_some(items: list[object] | list[str] | list[int]) -> str:

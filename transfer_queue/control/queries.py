@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -16,7 +15,7 @@ from transfer_queue.control.commands import Batch, ConsumptionStatus, KeysOf, Lo
 from transfer_queue.control.indexes import decode_indexes
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.plain import copy_tag
-from transfer_queue.control.puts import name_some
+from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.control.subscription import CONSUMED, PROMISED
 from transfer_queue.errors import (
     DataLostError,
@@ -121,7 +120,8 @@ def _find(partition: Partition, command: Lookup) -> Rows:
 
 
 def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
-    """Raise unless all rows have the asked fields, or, if none are named, at least one field each."""
+    """Raise unless all rows have the asked fields, or, if none are named, at least one field each (``alike``: the same
+    fields)."""
     names = command.fields
     families = (
         partition.fields.families if names is None else partition.fields.select(tuple(dict.fromkeys(names))).families
@@ -133,30 +133,44 @@ def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
             f"unit: {_describe(partition, lost)}; write them again or clear them"
         )
     if names is None:
-        some = np.zeros(row_count(rows), np.bool_)
+        some, partial = np.zeros(row_count(rows), np.bool_), []
         for family in families:
-            some |= family.slot.array[rows] > 0
+            have = family.slot.array[rows] > 0
+            some |= have
+            if command.alike and bool(have.any()) and not bool(have.all()):
+                partial.append(family)
         if not bool(some.all()):
             lacking = as_positions(rows)[~some]
             raise NotReadyError(
                 f"rows are not ready: {_describe(partition, lacking)} of partition {command.partition!r} have no data"
             )
+        if partial:
+            names = [name for name, family in partition.fields.family_of.items() if family in partial]
+            raise NotReadyError(
+                f"{_lacking(partition, rows, names)} of partition {command.partition!r}, but for other rows; name the "
+                "fields to read, or leave out what some of the rows lack: missing_fields: drop in the settings of "
+                "init(), or TQ_MISSING_FIELDS=drop"
+            )
         return
     if unknown := [name for name in dict.fromkeys(names) if name not in partition.fields.family_of]:
         raise NotReadyError(_never_written(unknown, partition, command.partition))
+    if faults := _lacking(partition, rows, names):
+        raise NotReadyError(f"{faults} of partition {command.partition!r}")
+
+
+def _lacking(partition: Partition, rows: Rows, names: list[str]) -> str:
+    """Which of the rows lack which of the fields; empty if none does."""
     faults = []
     for name in dict.fromkeys(names):
         lacking = as_positions(rows)[partition.fields.family_of[name].slot.array[rows] <= 0]
         if len(lacking):
             faults.append(f"field {name!r} is not ready for {_describe(partition, lacking)}")
-    if faults:
-        raise NotReadyError(f"{'; '.join(faults)} of partition {command.partition!r}")
+    return "; ".join(faults)
 
 
 def _never_written(unknown: list[str], partition: Partition, name: str) -> str:
     known = partition.fields.sorted_names
-    near = [match for field in unknown for match in difflib.get_close_matches(field, known, n=1)]
-    hint = f"; did you mean {' and '.join(map(repr, dict.fromkeys(near)))}?" if near else ""
+    hint = did_you_mean(unknown, known)
     what = f"field {unknown[0]!r} is" if len(unknown) == 1 else f"fields {name_some(unknown)} are"
     them = "it" if len(unknown) == 1 else "them"
     others = f", which has {name_some(known)}{hint}" if known else ""

@@ -10,6 +10,7 @@ from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.draws import Drawer, Outcome
 from transfer_queue.control.effects import PARKED, EffectLog, Parked
 from transfer_queue.control.partition import Partition
+from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.control.subscription import Subscription
 from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
 from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError, WaitTimeoutError
@@ -194,11 +195,17 @@ class Serving:
         taken = int((subscription.task.taken[rows] != 0).sum()) - leased
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
+        known, unwritten = partition.fields.family_of, []
         for name, missing in self.missing(command, partition).items():
-            if missing:
+            if missing and name not in known:
+                unwritten.append(name)
+            elif missing:
                 causes.append(f"{name!r} is missing on {missing} of {partition.rows}")
             elif not partition.rows:
                 causes.append(f"{name!r} is missing: there are no rows")
+        if unwritten:
+            what = f"field {unwritten[0]!r}" if len(unwritten) == 1 else f"the fields {name_some(unwritten)}"
+            causes.append(f"no row of partition {partition.name!r} has {what}{did_you_mean(unwritten, known)}")
         lost = len(partition.lost_rows(rows, subscription.selection.families))
         if lost:
             causes.append(f"{lost} are lost with their storage unit")

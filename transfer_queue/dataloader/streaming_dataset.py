@@ -17,6 +17,7 @@ from transfer_queue._kv_meta import as_positions
 from transfer_queue.client.arguments import check_fields, check_flag, check_lease, check_partition, check_text
 from transfer_queue.client.client import Client
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
+from transfer_queue.control.puts import did_you_mean
 from transfer_queue.dataloader.batches import WAIT_S, chunk_batch_fn, default_fetch_batch_fn, fetch_batch
 from transfer_queue.dataloader.end_marker import production_ended
 from transfer_queue.errors import (
@@ -326,7 +327,8 @@ class StreamingDataset(IterableDataset[Any]):
             return "there is no such partition; somebody has to put rows into it"
         unwritten = [name for name in self.data_fields if name not in counts["fields"]]
         if unwritten:
-            return f"nobody has written the fields {unwritten} to it, which has {sorted(counts['fields'])}"
+            hint = did_you_mean(unwritten, counts["fields"])
+            return f"no row of it has the fields {unwritten}; it has {sorted(counts['fields'])}{hint}"
         unconsumed, ready = self._left()
         found = f"it has {counts['rows']} rows, {unconsumed} not consumed, {ready} of these with all fields"
         if counts["lost"]:
