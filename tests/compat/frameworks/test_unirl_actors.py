@@ -20,10 +20,10 @@ from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.zmq_utils import ZMQServerInfo, process_zmq_server_info
 
 import transfer_queue as tq
+from transfer_queue.compat import actor_class
 from transfer_queue.compat import actors as compat_actors
 from transfer_queue.compat.actors import ControllerHost, StorageUnitHost
 from transfer_queue.errors import ConnectionLostError, StartError
-from transfer_queue.launch import actor_class
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage.mooncake.testing import servers as mooncake_servers
 
