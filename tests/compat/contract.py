@@ -210,6 +210,7 @@ OPTIONAL = {
 }
 EXTENSIONS = {
     "BatchMeta": {"samples"},
+    "GRPOGroupNSampler": {"group_tag"},
     "StreamingDataset": {"total_samples", "lease"},
     "get_meta": {"timeout", "lease", "token_budget", "is_last"},
     "async_get_meta": {"timeout", "lease", "token_budget", "is_last"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NoReturn
@@ -168,6 +170,28 @@ def attach_config_of(controller_info: AttachConfig | ZMQServerInfo | str) -> Att
     raise InvalidTypeError(
         f"controller_info must be an AttachConfig, a ZMQServerInfo or host:port, not {type(controller_info).__name__}"
     )
+
+
+def _ignore_socket(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The coroutine function with the keyword ``socket`` of 0.1.x, which has no effect there either."""
+
+    @functools.wraps(call)
+    async def without(*args: Any, socket: object = None, **kwargs: Any) -> Any:
+        return await call(*args, **kwargs)
+
+    own = inspect.signature(call)
+    socket = inspect.Parameter("socket", inspect.Parameter.KEYWORD_ONLY, default=None)
+    without.__signature__ = own.replace(parameters=[*own.parameters.values(), socket])  # type: ignore[attr-defined]
+    return without
+
+
+for _name in (
+    *("check_consumption_status", "check_production_status", "get_consumption_status", "get_meta"),
+    *("get_partition_list", "get_production_status", "kv_list", "kv_retrieve_keys", "kv_retrieve_meta"),
+    *("load_controller_checkpoint", "reset_consumption", "save_controller_checkpoint", "set_custom_meta"),
+):
+    _call = getattr(AsyncTransferQueueClient, f"async_{_name}")
+    setattr(AsyncTransferQueueClient, f"async_{_name}", _ignore_socket(_call))
 
 
 def _refuse(call: str, instead: str) -> NoReturn:

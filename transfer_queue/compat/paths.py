@@ -28,6 +28,7 @@ _ADDRESSES = {
     "get_free_port": _UTILITIES,
     "format_zmq_address": _UTILITIES,
     "is_ipv6_address": _UTILITIES,
+    "get_node_ip_address_raw": f"{_UTILITIES}:get_node_ip_address",
 }
 _COMMON = {
     "limit_pytorch_auto_parallel_threads": _UTILITIES,
@@ -55,6 +56,12 @@ _OLD_CLIENT_BASE = {
     "TransferQueueStorageKVClient": f"{_REGISTRY}:StorageKVClient",
     "TransferQueueStorageClientFactory": f"{_REGISTRY}:StorageClientFactory",
 }
+_CLIENTS = {
+    "MooncakeStoreClient": _PLUGINS,
+    "MooncakeStorageClient": f"{_PLUGINS}:MooncakeStoreClient",
+    "YuanrongStorageClient": _PLUGINS,
+    "RayStorageClient": _PLUGINS,
+}
 _UNIT = {
     "StorageUnitData": "transfer_queue.compat.unit_data",
     "SimpleStorageUnit": _ACTORS,
@@ -72,16 +79,21 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "transfer_queue.sampler.streaming_token_budget_sampler": _TOKEN_BUDGET,
     "transfer_queue.interface": dict.fromkeys(("load_checkpoint", "save_checkpoint"), "transfer_queue.checkpoint"),
-    "transfer_queue.client": dict.fromkeys(("AsyncTransferQueueClient", "TransferQueueClient"), _CLIENT),
+    "transfer_queue.client": {
+        **dict.fromkeys(("AsyncTransferQueueClient", "TransferQueueClient"), _CLIENT),
+        "process_zmq_server_info": _UTILITIES,
+    },
     "transfer_queue.controller": {
         "TransferQueueController": _ACTORS,
         "DataPartitionStatus": "transfer_queue.control.draws:PartitionView",
     },
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
+    | _OLD_MANAGER_BASE
     | _ERROR,
     "transfer_queue.storage.simple_storage": {**_UNIT, **_ERROR},
     "transfer_queue.storage.simple_backend": _UNIT,
-    "transfer_queue.storage.managers": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY},
+    "transfer_queue.storage.managers": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY}
+    | _OLD_MANAGER_BASE,
     "transfer_queue.storage.managers.base": _MANAGER_BASE | _OLD_MANAGER_BASE,
     "transfer_queue.storage.managers.factory": _MANAGER_BASE | _OLD_MANAGER_BASE,
     "transfer_queue.storage.managers.simple_storage_manager": _SIMPLE,
@@ -89,12 +101,11 @@ MODULES: dict[str, dict[str, str]] = {
     "transfer_queue.storage.managers.mooncake_manager": _MOONCAKE,
     "transfer_queue.storage.managers.yuanrong_manager": _YUANRONG,
     "transfer_queue.storage.managers.ray_storage_manager": _RAY,
-    "transfer_queue.storage.clients": _CLIENT_BASE,
+    "transfer_queue.storage.clients": _CLIENT_BASE | _OLD_CLIENT_BASE | _CLIENTS,
     "transfer_queue.storage.clients.base": _CLIENT_BASE | _OLD_CLIENT_BASE,
     "transfer_queue.storage.clients.factory": _CLIENT_BASE | _OLD_CLIENT_BASE,
     "transfer_queue.storage.clients.mooncake_client": {
-        "MooncakeStoreClient": _PLUGINS,
-        "MooncakeStorageClient": f"{_PLUGINS}:MooncakeStoreClient",
+        **{name: _CLIENTS[name] for name in ("MooncakeStoreClient", "MooncakeStorageClient")},
         "RegisterBufferType": _CLIENT,
     },
     "transfer_queue.storage.clients.yuanrong_client": {"YuanrongStorageClient": _PLUGINS},
@@ -126,6 +137,7 @@ _DEPRECATED = {
     "TransferQueueStorageKVClient": "use StorageKVClient",
     "TransferQueueStorageClientFactory": "use StorageClientFactory",
     "MooncakeStorageClient": "use MooncakeStoreClient",
+    "get_node_ip_address_raw": "use get_node_ip_address",
     "StreamingTokenBudgetSampler": "",
 }
 """Modules and names of 0.1.5 and 0.1.6 that 0.1.11 no longer has, with what to do; nothing for one of a fork."""

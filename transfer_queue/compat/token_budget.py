@@ -18,9 +18,9 @@ class _Counted:
         self._default = default
         self.production_done = getattr(partition, "production_done", False)
 
-    def get_custom_meta(self, global_indexes: list[int]) -> dict[int, dict[str, Any]]:
-        found = {} if self._partition is None else self._partition.get_custom_meta(global_indexes)
-        return {index: {"total_lengths": self._default, **found.get(index, {})} for index in global_indexes}
+    def get_custom_meta(self, global_indices: list[int]) -> dict[int, dict[str, Any]]:
+        found = {} if self._partition is None else self._partition.get_custom_meta(global_indices)
+        return {index: {"total_lengths": self._default, **found.get(index, {})} for index in global_indices}
 
 
 class StreamingTokenBudgetSampler(GRPOGroupNSampler):

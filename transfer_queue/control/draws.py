@@ -35,9 +35,9 @@ class PartitionView:
         self.production_done = production_done
         """No more rows come, and all that the task has not taken are ready."""
 
-    def get_custom_meta(self, global_indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def get_custom_meta(self, global_indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Index -> a copy of its tag; rows that do not exist are left out."""
-        indexes = np.array(global_indexes, np.int64)
+        indexes = np.array(global_indices, np.int64)
         positions = self._partition.find(indexes)
         known = positions >= 0
         tags = self._partition.tags_at(positions[known]) or [{} for _ in range(int(known.sum()))]
