@@ -1,28 +1,19 @@
-"""The files of a checkpoint, see docs/checkpoint.md. The rename of ``metadata.json`` is what makes one valid."""
+"""The files of a checkpoint, see docs/checkpoint.md. The last write, that of ``metadata.json``, makes one valid."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
-import os
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
 
-from transfer_queue.errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    InvalidInputError,
-    InvalidTypeError,
-)
+from transfer_queue.checkpoint.directory import MANIFEST, CheckpointDirectory
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = [
     "FORMAT",
@@ -31,20 +22,14 @@ __all__ = [
     "Manifest",
     "Progress",
     "Writer",
-    "checked_directory",
-    "locked",
     "read_manifest",
 ]
 
 FORMAT = 1
-_MANIFEST = "metadata.json"
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
-_DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
-_MARKER = ".transferqueue-checkpoint"
-"""File in each folder of data that a save makes. It holds the hexadecimal digits of the folder's name. _PART matches
-the other files that a save writes there."""
-_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|metadata\.json")
+_DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
+_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack")
 Progress = Callable[[int, int], None]
 """Called with the bytes of blocks that are done, and of all."""
 
@@ -88,36 +73,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, crc32=0), order="deterministic"))
 
 
-def checked_directory(checkpoint_dir: object) -> Path:
-    """Raises InvalidTypeError, InvalidInputError."""
-    if not isinstance(checkpoint_dir, str | os.PathLike):
-        raise InvalidTypeError(f"checkpoint_dir must be a path, not {type(checkpoint_dir).__name__}")
-    if not os.fspath(checkpoint_dir):
-        raise InvalidInputError("checkpoint_dir must not be empty; '.' is the current directory")
-    return Path(checkpoint_dir)
+def read_manifest(directory: CheckpointDirectory) -> Manifest:
+    """The manifest, once every file that it lists was found with its size.
 
-
-@contextlib.contextmanager
-def locked(directory: Path, *, shared: bool) -> Iterator[None]:
-    """Nobody else writes (``shared``: several may read) meanwhile. Raises CheckpointError at once if somebody does."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    Raises CheckpointNotFoundError, CorruptCheckpointError, CheckpointError, OSError.
+    """
+    path = f"{directory}/{MANIFEST}"
     try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise CheckpointError(f"{directory} is being saved to or loaded from; try again later") from None
-            # A file system without locks: one saver at a time is then up to the caller.
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """Raises CheckpointNotFoundError, CorruptCheckpointError; files are checked for being there at their sizes."""
-    path = directory / _MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(directory.read(MANIFEST), type=Manifest)
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"checkpoint not found: there is no {path}") from None
     except msgspec.ValidationError as error:
@@ -133,52 +96,52 @@ def read_manifest(directory: Path) -> Manifest:
     for name, entry in manifest.files.items():
         if not _PART.fullmatch(name):
             raise CorruptCheckpointError(f"{path} is damaged: {name!r} is not a valid name of a part")
-        part = directory / manifest.data / name
+        part = f"{manifest.data}/{name}"
         try:
-            size = part.stat().st_size
+            size = directory.size(part)
         except FileNotFoundError:
-            raise CheckpointNotFoundError(f"part of the checkpoint not found: there is no {part}") from None
+            raise CheckpointNotFoundError(f"part of the checkpoint not found: there is no {directory}/{part}") from None
         if size != entry.bytes:
-            raise CorruptCheckpointError(f"{part} is damaged: it has {size} bytes instead of {entry.bytes}")
+            raise CorruptCheckpointError(f"{directory}/{part} is damaged: it has {size} bytes instead of {entry.bytes}")
     return manifest
 
 
-def check_not_foreign(directory: Path) -> None:
+def check_not_foreign(directory: CheckpointDirectory) -> None:
     """Raises CheckpointError if ``metadata.json`` does not belong to a checkpoint. An unreadable file counts as a
     damaged checkpoint if a save left a folder of data beside it."""
-    path = directory / _MANIFEST
     try:
-        about = json.loads(path.read_bytes())
+        about = json.loads(directory.read(MANIFEST))
     except FileNotFoundError:
         return
     except ValueError:
-        about = {"storage_saved"} if any(map(_is_own, directory.iterdir())) else None
+        about = {"storage_saved"} if directory.was_saved_to() else None
     if not isinstance(about, dict | set) or "storage_saved" not in about:  # releases 0.1.x wrote that, too
-        raise CheckpointError(f"{path} does not belong to a checkpoint, and would be lost; save elsewhere")
+        raise CheckpointError(
+            f"{directory}/{MANIFEST} does not belong to a checkpoint, and would be lost; save elsewhere"
+        )
 
 
-def read_file(directory: Path, manifest: Manifest, name: str) -> bytes:
-    """A whole file, checked. Raises CheckpointNotFoundError, CorruptCheckpointError."""
-    path = directory / manifest.data / name
+def read_file(directory: CheckpointDirectory, manifest: Manifest, name: str) -> bytes:
+    """A whole file, checked. Raises CorruptCheckpointError, OSError."""
     entry = manifest.files.get(name)
     if entry is None:
-        raise CorruptCheckpointError(f"{directory / _MANIFEST} is damaged: it does not list {name}")
-    content = path.read_bytes()
+        raise CorruptCheckpointError(f"{directory}/{MANIFEST} is damaged: it does not list {name}")
+    content = directory.read(f"{manifest.data}/{name}")
     if zlib.crc32(content) != entry.crc32:
-        raise CorruptCheckpointError(f"{path} is damaged: its checksum differs")
+        raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: its checksum differs")
     return content
 
 
 class Writer:
     """Writes a checkpoint beside the one that may be there; ``commit`` replaces it, atomically."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
         self._id = secrets.token_hex(4)
-        self._folder = directory / f".new-{self._id}"
-        self._folder.mkdir()
-        (self._folder / _MARKER).write_text(self._id)
+        self._folder = directory.begin(self._id)
         self._files: dict[str, FileEntry] = {}
+        self._open = contextlib.ExitStack()
+        """The file of blocks that is being written."""
         self._blocks: BinaryIO | None = None
         self._number = -1
         self._size = 0
@@ -188,7 +151,9 @@ class Writer:
         if self._blocks is None or self._size >= _FILE_BYTES:
             self._end_blocks()
             self._number += 1
-            self._blocks = (self._folder / _blocks_name(self._number)).open("wb")
+            self._blocks = self._open.enter_context(
+                self._directory.write(f"{self._folder}/{blocks_name(self._number)}")
+            )
         offset, crc = self._size, 0
         for segment in segments:
             self._blocks.write(segment)
@@ -197,90 +162,42 @@ class Writer:
         return BlockPlace(slot, self._number, offset, self._size - offset, crc)
 
     def add_file(self, name: str, content: bytes) -> None:
-        with (self._folder / name).open("wb") as file:
+        with self._directory.write(f"{self._folder}/{name}") as file:
             file.write(content)
-            _sync(file)
         self._files[name] = FileEntry(len(content), zlib.crc32(content))
 
     def commit(self, **about: Any) -> Manifest:
         """Make it the checkpoint of the directory. ``about``: the further fields of the manifest."""
         self._end_blocks()
-        _sync_folder(self._folder)
-        data = f"data-{self._id}"
-        self._folder.rename(self._directory / data)
-        manifest = Manifest(format=FORMAT, data=data, files=self._files, **about)
+        manifest = Manifest(format=FORMAT, data=f"data-{self._id}", files=self._files, **about)
         manifest = msgspec.structs.replace(manifest, crc32=manifest.checksum())
         former = _listed(self._directory)
-        fresh = self._directory / data / _MANIFEST
-        with fresh.open("wb") as file:
-            file.write(json.dumps(msgspec.to_builtins(manifest), indent=1).encode())
-            _sync(file)
-        _sync_folder(self._directory)
-        fresh.replace(self._directory / _MANIFEST)
-        _sync_folder(self._directory)
-        for folder in self._directory.iterdir():
-            if folder.name != data and (folder.name == former or _is_own(folder)):
-                _remove_parts(folder)
+        self._directory.publish(self._id, json.dumps(msgspec.to_builtins(manifest), indent=1).encode())
+        for folder in {*former, *self._directory.abandoned()} - {manifest.data}:
+            self._directory.remove(folder)
         return manifest
 
     def abandon(self) -> None:
         """Give up; what was there before stays."""
-        if self._blocks is not None:
-            self._blocks.close()
-        _remove_parts(self._folder)
+        with contextlib.suppress(OSError):
+            self._open.close()
+        self._directory.remove(self._folder)
 
     def _end_blocks(self) -> None:
+        self._open.close()
         if self._blocks is not None:
-            _sync(self._blocks)
-            self._blocks.close()
             self._blocks = None
-            self._files[_blocks_name(self._number)] = FileEntry(self._size)
+            self._files[blocks_name(self._number)] = FileEntry(self._size)
             self._size = 0
 
 
-def _listed(directory: Path) -> str | None:
+def _listed(directory: CheckpointDirectory) -> set[str]:
     """The folder of data that the manifest of ``directory`` lists, if it is whole."""
     with contextlib.suppress(OSError, CheckpointError):
-        return read_manifest(directory).data
-    return None
+        return {read_manifest(directory).data}
+    return set()
 
 
-def _is_own(folder: Path) -> bool:
-    """Whether a save made this folder of data: only its marker counts, not its name."""
-    match = _DATA_FOLDER.fullmatch(folder.name)
-    if match is None or folder.is_symlink():
-        return False
-    with contextlib.suppress(OSError, ValueError):
-        return (folder / _MARKER).read_text() == match[1]
-    return False
-
-
-def _remove_parts(folder: Path) -> None:
-    """Remove the files that saves write from one of their folders, and the folder if it is then empty."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if _PART.fullmatch(path.name):
-                path.unlink()
-        (folder / _MARKER).unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _blocks_name(number: int) -> str:
+def blocks_name(number: int) -> str:
+    """Name of a file of blocks within the folder of data."""
     return f"blocks-{number:05d}"
-
-
-def blocks_path(directory: Path, manifest: Manifest, number: int) -> Path:
-    return directory / manifest.data / _blocks_name(number)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

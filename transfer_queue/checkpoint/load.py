@@ -7,19 +7,17 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from transfer_queue.checkpoint.directory import CheckpointDirectory, Range, open_directory
 from transfer_queue.checkpoint.files import (
     BlockPlace,
     Manifest,
     Progress,
-    blocks_path,
-    checked_directory,
-    locked,
+    blocks_name,
     read_file,
     read_manifest,
 )
@@ -58,7 +56,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
     served.
 
     Args:
-        checkpoint_dir: the directory that was given to ``save_checkpoint``.
+        checkpoint_dir: the directory or URL that was given to ``save_checkpoint``.
         replace: replace all rows of the queue by the checkpoint, atomically; the log names the partitions that had
             rows. Storage must hold both until then. If False, a queue that has rows is refused.
 
@@ -72,12 +70,14 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
 
     In each case the queue is unchanged.
     """
-    directory = checked_directory(checkpoint_dir)
+    directory = open_directory(checkpoint_dir)
     check_flag("replace", replace)
     load_queue(client_of_this_process(), directory, replace=replace)
 
 
-def load_queue(client: Client, directory: Path, *, replace: bool = False, progress: Progress | None = None) -> Manifest:
+def load_queue(
+    client: Client, directory: CheckpointDirectory, *, replace: bool = False, progress: Progress | None = None
+) -> Manifest:
     """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
     engine_of(client)
     with reading(directory) as manifest:
@@ -86,32 +86,34 @@ def load_queue(client: Client, directory: Path, *, replace: bool = False, progre
 
 
 @contextmanager
-def reading(directory: Path) -> Iterator[Manifest]:
+def reading(directory: CheckpointDirectory) -> Iterator[Manifest]:
     """Nobody writes to the checkpoint meanwhile. Raises CheckpointNotFoundError, CheckpointError."""
-    if not directory.is_dir():
-        raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}")
     try:
-        with locked(directory, shared=True):
+        with directory.locked(shared=True):
             yield read_manifest(directory)
     except OSError as error:
         if isinstance(error, TransferQueueError):
             raise
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise CheckpointNotFoundError(f"checkpoint not found: there is no directory {directory}") from None
         raise CheckpointError(f"cannot load from {directory}: {error.strerror or error}") from error
 
 
-def verify(directory: Path, manifest: Manifest, *, progress: Progress | None = None) -> None:
+def verify(directory: CheckpointDirectory, manifest: Manifest, *, progress: Progress | None = None) -> None:
     """Read every block. Raises CorruptCheckpointError naming the file that is damaged."""
     for _ in _blocks(directory, manifest, progress):
         pass
 
 
-def captured_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def captured_state(directory: CheckpointDirectory, manifest: Manifest) -> dict[str, Any]:
     """``state`` of the controller and, if it has one to keep, ``sampler``. Raises CorruptCheckpointError."""
     state: dict[str, Any] = _decoded(directory, manifest, "controller.msgpack", dict)
     return state
 
 
-def _load(client: Client, directory: Path, manifest: Manifest, replace: bool, progress: Progress | None) -> None:
+def _load(
+    client: Client, directory: CheckpointDirectory, manifest: Manifest, replace: bool, progress: Progress | None
+) -> None:
     engine = engine_of(client)
     found = client.run(client.rows.row_counts)
     if found and not replace:
@@ -144,7 +146,7 @@ def _load(client: Client, directory: Path, manifest: Manifest, replace: bool, pr
 
 
 def _blocks(
-    directory: Path, manifest: Manifest, progress: Progress | None
+    directory: CheckpointDirectory, manifest: Manifest, progress: Progress | None
 ) -> Iterator[tuple[list[BlockPlace], list[EncodedBlock]]]:
     """All blocks, some at a time. ``progress`` is told of those that the caller is done with."""
     places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
@@ -157,7 +159,7 @@ def _blocks(
 
 
 @contextmanager
-def _sensible(directory: Path) -> Iterator[None]:
+def _sensible(directory: CheckpointDirectory) -> Iterator[None]:
     """Raises CorruptCheckpointError for what a damaged state raises."""
     try:
         yield
@@ -165,11 +167,11 @@ def _sensible(directory: Path) -> Iterator[None]:
         raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
 
 
-def _decoded(directory: Path, manifest: Manifest, name: str, kind: Any) -> Any:
+def _decoded(directory: CheckpointDirectory, manifest: Manifest, name: str, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(read_file(directory, manifest, name), type=kind, strict=False)
     except msgspec.DecodeError as error:
-        raise CorruptCheckpointError(f"{directory / manifest.data / name} is damaged: {error}") from None
+        raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: {error}") from None
 
 
 def _windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
@@ -184,15 +186,19 @@ def _windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
     return windows
 
 
-def _read_blocks(directory: Path, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
+def _read_blocks(directory: CheckpointDirectory, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
+    ranges = [Range(f"{manifest.data}/{blocks_name(place.file)}", place.offset, place.nbytes) for place in places]
     blocks = []
-    for place in places:
-        path = blocks_path(directory, manifest, place.file)
-        data = np.fromfile(path, np.uint8, place.nbytes, offset=place.offset)
-        if zlib.crc32(data.data) != place.crc32:
-            raise CorruptCheckpointError(f"{path} is damaged: the block at {place.offset} has another checksum")
+    for place, part, content in zip(places, ranges, directory.read_ranges(ranges), strict=True):
+        data = np.frombuffer(content, np.uint8)
+        if data.nbytes != place.nbytes or zlib.crc32(data.data) != place.crc32:
+            raise CorruptCheckpointError(
+                f"{directory}/{part.name} is damaged: the block at {place.offset} has another checksum"
+            )
         try:
             blocks.append(BlockView(data).select(None, None))
         except CorruptBlockError as error:
-            raise CorruptCheckpointError(f"{path} is damaged: the block at {place.offset}: {error}") from error
+            raise CorruptCheckpointError(
+                f"{directory}/{part.name} is damaged: the block at {place.offset}: {error}"
+            ) from error
     return blocks

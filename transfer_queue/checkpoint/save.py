@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from transfer_queue.checkpoint.directory import CheckpointDirectory, open_directory
 from transfer_queue.checkpoint.files import (
     BlockPlace,
     Manifest,
     Progress,
     Writer,
     check_not_foreign,
-    checked_directory,
-    locked,
 )
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
@@ -53,15 +51,28 @@ def save_checkpoint(
     """Write the whole queue as it is at one moment: data, keys in their order, tags, consumption, the sampler's state.
 
     Others go on meanwhile; what they put, clear or overwrite after that moment is not in the checkpoint, and storage
-    that they clear is freed when the save ends. ``checkpoint_dir`` is made if need be; a checkpoint that is there is
-    replaced atomically, and stays valid if the save fails or is killed. ``metadata``: JSON of your own.
-    ``include_storage=False``: no data, if the backend is not ``simple``; the rows are then loaded as lost.
+    that they clear is freed when the save ends. An existing checkpoint is replaced atomically, and stays valid if the
+    save fails or is killed.
 
-    Raises NotInitializedError, InvalidTypeError, CheckpointError if a file cannot be written or the directory is
-    something else's, DataLostError or ConnectionLostError if a storage unit goes away, UnsupportedRequestError for a
-    queue of several controllers.
+    Args:
+        checkpoint_dir: a directory, which is made if it does not exist, or a URL that fsspec knows, such as
+            ``s3://bucket/run7/queue``. An object store has no locks: run one save at a time there.
+        include_storage: if False, leave the data out, unless the backend is ``simple``. The rows are then loaded as
+            lost.
+        metadata: JSON of your own.
+
+    Raises:
+        NotInitializedError: the process is attached to no queue.
+        InvalidTypeError: an argument has the wrong type.
+        InvalidInputError: fsspec does not know the URL, or the library for it is not installed.
+        CheckpointError: a file cannot be written, or the directory belongs to something else.
+        DataLostError, ConnectionLostError: a storage unit goes away.
+        UnsupportedRequestError: the queue has several controllers.
+
+    Example:
+        >>> tq.save_checkpoint("s3://bucket/run7/queue", metadata={"step": 1200})
     """
-    directory = checked_directory(checkpoint_dir)
+    directory = open_directory(checkpoint_dir)
     metadata = _check_metadata(metadata)
     check_flag("include_storage", include_storage)
     save_queue(client_of_this_process(), directory, include_storage=include_storage, metadata=metadata)
@@ -69,7 +80,7 @@ def save_checkpoint(
 
 def save_queue(
     client: Client,
-    directory: Path,
+    directory: CheckpointDirectory,
     *,
     include_storage: bool = True,
     metadata: dict[str, Any] | None = None,
@@ -78,8 +89,8 @@ def save_queue(
     """``save_checkpoint`` of the queue of ``client``; returns what was written."""
     engine_of(client)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with locked(directory, shared=False):
+        directory.create()
+        with directory.locked(shared=False):
             check_not_foreign(directory)
             writer = Writer(directory)
             try:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -29,12 +28,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the checkpoint.", show_default=False)]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="Directory of the checkpoint, or a URL: s3://bucket/prefix.", show_default=False
+    ),
+]
 
 
 @app.command(epilog="\b\nExamples:\n  tq checkpoint save /ckpt/step_1200")
 def save(
-    path: Folder,
+    path: Place,
     data: Annotated[bool, typer.Option("--data/--no-data", help="The rows' data too; simple always does.")] = True,
     metadata: Annotated[
         Optional[str],  # noqa: UP045
@@ -48,15 +52,16 @@ def save(
     with faults():
         about = _parse_metadata(metadata)
         with _client(queue, controller) as client, _progress(f"saving to {path}") as progress:
+            from transfer_queue.checkpoint.directory import open_directory
             from transfer_queue.checkpoint.save import save_queue
 
-            manifest = save_queue(client, path, include_storage=data, metadata=about, progress=progress)
+            manifest = save_queue(client, open_directory(path), include_storage=data, metadata=about, progress=progress)
         show(_summary(path, manifest), output, lambda: [_line("saved", path, manifest)])
 
 
 @app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
 def load(
-    path: Folder,
+    path: Place,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all rows of the queue.")] = False,
     queue: QueueOption = None,
     controller: ControllerOption = None,
@@ -68,28 +73,31 @@ def load(
         _client(queue, controller) as client,
         _progress(f"loading {path}") as progress,
     ):
+        from transfer_queue.checkpoint.directory import open_directory
         from transfer_queue.checkpoint.load import load_queue
 
-        manifest = load_queue(client, path, replace=replace, progress=progress)
+        manifest = load_queue(client, open_directory(path), replace=replace, progress=progress)
         show(_summary(path, manifest), output, lambda: [_line("loaded", path, manifest)])
 
 
 @app.command("show", epilog="\b\nExamples:\n  tq checkpoint show /ckpt/step_1200 --verify")
 def show_(
-    path: Folder,
+    path: Place,
     verify: Annotated[bool, typer.Option("--verify", help="Read every block and compare its checksum.")] = False,
     output: OutputOption = Output.table,
 ) -> None:
     """Show what a checkpoint holds. Needs no queue; files that are missing or damaged are named."""
     with faults():
         from transfer_queue.checkpoint import load
+        from transfer_queue.checkpoint.directory import MANIFEST, open_directory
 
-        with load.reading(path) as manifest:
-            captured = load.captured_state(path, manifest)
-            saved = datetime.fromtimestamp((path / "metadata.json").stat().st_mtime, timezone.utc)
+        directory = open_directory(path)
+        with load.reading(directory) as manifest:
+            captured = load.captured_state(directory, manifest)
+            saved = datetime.fromtimestamp(directory.modified(MANIFEST), timezone.utc)
             if verify:
                 with _progress(f"reading {path}") as progress:
-                    load.verify(path, manifest, progress=progress)
+                    load.verify(directory, manifest, progress=progress)
         partitions = [_partition(state) for state in captured["state"]["partitions"]]
         document = {
             **_summary(path, manifest),
@@ -139,7 +147,7 @@ def _parse_metadata(text: str | None) -> dict[str, Any]:
     return found
 
 
-def _summary(path: Path, manifest: files.Manifest) -> dict[str, Any]:
+def _summary(path: str, manifest: files.Manifest) -> dict[str, Any]:
     return {
         "path": str(path),
         "partitions": manifest.partitions,
@@ -150,7 +158,7 @@ def _summary(path: Path, manifest: files.Manifest) -> dict[str, Any]:
     }
 
 
-def _line(verb: str, path: Path, manifest: files.Manifest) -> str:
+def _line(verb: str, path: str, manifest: files.Manifest) -> str:
     data = "" if manifest.storage_saved else ", without data"
     found = f"{manifest.rows} rows in {manifest.partitions} partitions, {human_bytes(manifest.nbytes)}{data}"
     return f"{path} {verb} {found}" if verb.endswith("holds") else f"{verb} {found}: {path}"

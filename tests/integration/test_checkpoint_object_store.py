@@ -1,0 +1,163 @@
+"""Checkpoints in an object store: a real S3 server, real queues."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+import transfer_queue as tq
+from tests.integration.queue_command import free_ports
+from tests.integration.stack import ROOT, Stack, running_stack
+from tests.integration.test_checkpoint import content, fill
+from tests.integration.test_tq_checkpoint import run
+from tests.waiting import wait_until
+from transfer_queue.checkpoint import directory
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, InvalidInputError
+
+URL = "s3://checkpoints/run7/queue"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[fsspec.AbstractFileSystem]:
+    """An S3 server with the bucket ``checkpoints``, which the environment names."""
+    port = free_ports(1)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        try:
+            wait_until(lambda: _answers(server, port), "the S3 server answers", 60)
+            files = fsspec.filesystem("s3")
+            files.mkdir("checkpoints")
+            yield files
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    import socket
+
+    assert server.poll() is None
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(autouse=True)
+def empty(store: fsspec.AbstractFileSystem) -> None:
+    if store.exists("checkpoints/run7"):
+        store.rm("checkpoints/run7", recursive=True)
+
+
+@contextmanager
+def attached(units: int) -> Iterator[Stack]:
+    with running_stack(units=units, capacity="16Mi") as stack:
+        tq.init({"controller": {"addresses": [stack.address]}})
+        try:
+            yield stack
+        finally:
+            tq.close()
+
+
+def folders(store: fsspec.AbstractFileSystem) -> set[str]:
+    store.invalidate_cache()
+    return {path.rpartition("/")[2] for path in store.ls("checkpoints/run7/queue") if "data-" in path}
+
+
+def test_a_queue_comes_back_in_another_number_of_units(store: fsspec.AbstractFileSystem) -> None:
+    with attached(1):
+        fill()
+        before = content()
+        tq.save_checkpoint(URL, metadata={"step": 7})
+        first = folders(store)
+        tq.save_checkpoint(URL, metadata={"step": 8})
+        assert len(folders(store)) == 1
+        assert folders(store) != first
+    with attached(3):
+        tq.load_checkpoint(URL)
+        assert content() == before
+    assert "is sound and holds" in run("show", URL, "--verify").stdout
+
+
+def test_a_killed_save_leaves_the_previous_checkpoint(store: fsspec.AbstractFileSystem) -> None:
+    saver = str(Path(__file__).with_name("checkpoint_saver.py"))
+    with attached(1) as stack:
+        fill()
+        before = content()
+        for kill_after_s in (0.0, 0.05, 0.15):
+            process = subprocess.Popen(
+                [sys.executable, saver, stack.address, URL],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            with process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "0\n"
+                threading.Event().wait(kill_after_s)
+                process.kill()
+            tq.load_checkpoint(URL)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(directory, "_ABANDONED_S", -10)
+            tq.save_checkpoint(URL)
+        assert len(folders(store)) == 1, "what the killed saves left is removed"
+    with attached(2):
+        tq.load_checkpoint(URL)
+        found = content()
+        assert found["list"] == before["list"]
+        assert found["kv/key 39"] == before["kv/key 39"]
+
+
+def test_a_young_folder_of_another_save_and_foreign_objects_stay(store: fsspec.AbstractFileSystem) -> None:
+    store.pipe_file("checkpoints/run7/queue/data-0123abcd/.transferqueue-checkpoint", b"0123abcd")
+    store.pipe_file("checkpoints/run7/queue/data-20260101/notes.txt", b"mine")
+    with attached(1):
+        tq.kv_put("k", "p", {"x": torch.ones(2)})
+        tq.save_checkpoint(URL)
+    assert {"data-0123abcd", "data-20260101"} < folders(store)
+    assert store.cat_file("checkpoints/run7/queue/data-20260101/notes.txt") == b"mine"
+
+
+def test_a_damaged_object_is_named(store: fsspec.AbstractFileSystem) -> None:
+    with attached(1):
+        tq.kv_put("k", "p", {"x": torch.ones(2)})
+        tq.save_checkpoint(URL)
+        (folder,) = folders(store)
+        path = f"checkpoints/run7/queue/{folder}/blocks-00000"
+        damaged = bytearray(store.cat_file(path))
+        damaged[-1] ^= 1
+        store.pipe_file(path, bytes(damaged))
+        with pytest.raises(CorruptCheckpointError, match=f"{URL}/{folder}/blocks-00000 is damaged"):
+            tq.load_checkpoint(URL)
+        store.rm_file(path)
+        store.invalidate_cache()
+        with pytest.raises(CheckpointNotFoundError, match=f"there is no {URL}/{folder}/blocks-00000"):
+            tq.load_checkpoint(URL)
+
+
+def test_wrong_urls_are_refused_with_the_reason(store: fsspec.AbstractFileSystem) -> None:
+    with attached(1):
+        with pytest.raises(CheckpointNotFoundError, match=r"s3://checkpoints/elsewhere/metadata\.json"):
+            tq.load_checkpoint("s3://checkpoints/elsewhere")
+        with pytest.raises(CheckpointError, match="cannot save to s3://no-such-bucket/x: "):
+            tq.save_checkpoint("s3://no-such-bucket/x")
+        with pytest.raises(InvalidInputError, match=r"'nowhere://x/y' cannot be used: .*nowhere"):
+            tq.save_checkpoint("nowhere://x/y")
+        with pytest.raises(InvalidInputError, match="pass the URL as a string"):
+            tq.save_checkpoint(Path("s3://checkpoints/x"))
