@@ -473,7 +473,9 @@ class Partition:
         for task in self.tasks.values():
             if task.leases:
                 _settle(task, rows)
-            task.taken[rows] = FREE
+            if not task.taken.is_empty:
+                task.cleared += int((task.taken[rows] == CONSUMED).sum())
+                task.taken[rows] = FREE
         self.alive.array[rows] = 0
         self.rows -= row_count(rows)
         positions = as_positions(rows).tolist()

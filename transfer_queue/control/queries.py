@@ -283,13 +283,13 @@ def count_rows(partition: Partition, waiting: int, most_tasks: int | None = None
 
 
 def subscriptions_of(partition: Partition) -> list[dict[str, Any]]:
-    """What each task may fetch now, by the fields that it asks for."""
+    """What each task may fetch now, by the fields that it asks for; ``consumed`` counts cleared rows too."""
     return [
         {
             "task": item.task.name,
             "fields": list(item.names),
             "ready": item.ready.available,
-            "consumed": item.task.taken.count(CONSUMED),
+            "consumed": item.task.taken.count(CONSUMED) + item.task.cleared,
             "waiting": len(item.waiting or ()),
         }
         for item in partition.subscriptions.values()

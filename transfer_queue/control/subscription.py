@@ -32,12 +32,13 @@ class Task:
     ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None without leases.
     """
 
-    __slots__ = ("batches", "deals", "lease", "leases", "name", "subscriptions", "taken")
+    __slots__ = ("batches", "cleared", "deals", "lease", "leases", "name", "subscriptions", "taken")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.taken = SparseColumn(np.uint8)
         self.batches: dict[tuple[int, int | str], Rows] = {}
+        self.cleared = 0  # consumed rows that were cleared since; for people, not kept over a restart
         self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
         self.lease: SparseColumn | None = None
@@ -55,6 +56,7 @@ class Task:
 
     def forget(self) -> None:
         """Forget all taken rows."""
+        self.cleared = 0
         self.taken.clear()
         self.batches.clear()
         self.lease = None

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.control.build import Drained, fetch, i64, ints, put, rows, schema
 from transfer_queue.control import PARKED, ControlCore
 from transfer_queue.control import commands as c
+from transfer_queue.control.queries import subscriptions_of
 from transfer_queue.control.schema import FieldSchema, merge
 from transfer_queue.errors import (
     CapacityError,
@@ -270,6 +271,15 @@ def test_new_sampler_takes_over_rows_and_waiters() -> None:
     answers = Drained(core).by_request
     assert rows(answers[1]) == [2, 3, 4, 5, 6, 7]
     assert isinstance(answers[2], SamplerError)
+
+
+def test_rows_that_were_consumed_and_cleared_still_count_as_consumed() -> None:
+    core = ControlCore()
+    core.apply(put("p", 4, "x"), 0)
+    core.apply(fetch("p", "x", 3), 0)
+    core.apply(c.Clear("p", indexes=i64(0, 1, 3)), 0)  # the last one was not consumed
+    (seen,) = subscriptions_of(core.partitions["p"])
+    assert (seen["consumed"], seen["ready"]) == (3, 0)
 
 
 def test_groups_that_two_clients_create_row_by_row_are_refused() -> None:
