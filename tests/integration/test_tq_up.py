@@ -448,6 +448,22 @@ def test_a_journal_that_cannot_be_written_is_told_and_the_controller_started_aga
     shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
 
 
+def test_a_state_folder_that_fills_up_does_not_end_the_queue(simple: QueueCommand) -> None:
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    assert up.returncode == 0, up.stderr
+    attach = last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE=")
+    client = tq.TransferQueueClient("test", load_document(AttachConfig, attach))
+    keeper = psutil.Process(json.loads(simple.run("status", "-o", "json").stdout)[0]["pid"])
+    keeper.rlimit(psutil.RLIMIT_FSIZE, (0, 0))  # as if the disk were full, for the servers that it starts too
+    ended = simple.named("controller.json")
+    ended.kill()
+    ended.wait(60)
+    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="p")
+    assert client.get_partition_list() == ["p"]
+    client.close()
+    assert simple.run("down").returncode == 0
+
+
 def test_a_state_folder_without_room_is_one_line(simple: QueueCommand) -> None:
     tq_up = [sys.executable, "-m", "transfer_queue.cli", "up", "-f", str(simple.file), "true"]
     limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *tq_up]

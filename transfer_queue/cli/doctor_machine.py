@@ -53,6 +53,8 @@ MINIMUM_VERSIONS = {
 _CLIENTS_ONLY = ("torch", "tensordict")
 _FEW_FILES, _TOO_FEW_FILES = 8192, 1024
 _DOCKER_SHM = 64 << 20
+_LEAST_STATE = 16 << 20
+"""Bytes that the state folder should have free."""
 
 
 def python(subject: Subject) -> Iterator[Finding]:
@@ -227,7 +229,12 @@ def state_folder(subject: Subject) -> Iterator[Finding]:
     folder = state_root()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if existing.is_dir() and os.access(existing, os.W_OK):
-        yield ok("state folder", str(folder))
+        free = shutil.disk_usage(existing).free
+        if free < _LEAST_STATE:
+            text = f"{folder}: its disk has {free >> 10} KiB free, and queues keep settings and logs there"
+            yield warn("state folder", text, "make room, or set XDG_STATE_HOME to a folder on another disk")
+        else:
+            yield ok("state folder", str(folder))
     else:
         reason = "cannot be written" if existing.is_dir() else "is not a folder"
         yield fail(

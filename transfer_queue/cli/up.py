@@ -51,10 +51,14 @@ def _bring_up(stack: LocalStack, command: Sequence[str], console: Console, *, ba
     attach: Path | None = None
 
     def report(what: str, after: float) -> None:
-        console.print(f"{after:6.1f} s  {printable(what)}", markup=False)
-        if attach is not None:  # a restarted server has another pid
-            with suppress(OSError):
-                write_running(folder, _describe(stack, attach))
+        line = f"{after:6.1f} s  {printable(what)}"
+        if attach is None:
+            console.print(line, markup=False)
+            return
+        with suppress(OSError):  # a full disk, or a terminal that is gone, must not end a queue that serves
+            console.print(line, markup=False)
+        with suppress(OSError):
+            write_running(folder, _describe(stack, attach))  # a restarted server has another pid
 
     console.print(f"starting queue [bold]{stack.plan.name}[/] with {_parts(stack.plan)}")
     with stack.start(report):
