@@ -249,6 +249,7 @@ class LocalStack:
             rpc_port=master.rpc_port,
             http_metadata_port=None,  # it would listen on all addresses
             metrics_port=master.metrics_port,
+            start_timeout=self._timeout_s,
         )
         self._master = MasterProcess(settings, self.directory / "mooncake_master.log")
         endpoints = self._master.start()

@@ -92,6 +92,14 @@ def test_missing_binary_gives_the_command_to_install_it(tmp_path: Path) -> None:
         MasterProcess(MasterSettings(**FREE_PORTS), tmp_path / "log", binary=str(tmp_path / "absent")).start()
 
 
+def test_a_binary_that_does_not_answer_is_given_as_long_as_a_start(tmp_path: Path) -> None:
+    binary = tmp_path / "mooncake_master"
+    binary.write_text("#!/bin/sh\nexec sleep 600\n")
+    binary.chmod(0o755)
+    with pytest.raises(StartError, match=r"did not say within 0\.2 s which flags it knows"):
+        MasterProcess(MasterSettings(**FREE_PORTS, startTimeout=0.2), tmp_path / "log", binary=str(binary)).start()
+
+
 def test_unknown_interface_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rpcInterface.*nosuch.*lo"):
         MasterProcess(MasterSettings(**FREE_PORTS, rpcInterface="nosuch0"), tmp_path / "log").start()

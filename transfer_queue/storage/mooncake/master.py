@@ -145,7 +145,7 @@ class MasterProcess:
         return "; ".join(chosen[-_LOG_LINES:])
 
     def _launch(self, binary: str, flags: dict[str, object]) -> None:
-        known = _known_flags(binary)
+        known = _known_flags(binary, self._settings.start_timeout)
         arguments = [f"--{name}={value}" for name, value in flags.items() if name in known]
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())],
@@ -230,11 +230,13 @@ def _interface_address(name: str | None) -> str | None:
     raise ConfigError(f"master.rpcInterface: {name!r} has no address; interfaces: {', '.join(sorted(addresses))}")
 
 
-def _known_flags(binary: str) -> set[str]:
+def _known_flags(binary: str, timeout_s: float) -> set[str]:
     """Flags this version knows; it refuses to start with an unknown one."""
     try:
-        shown = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        shown = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise StartError(f"mooncake_master did not say within {timeout_s:g} s which flags it knows") from None
+    except OSError as error:
         raise StartError(f"mooncake_master cannot be started: {error}") from None
     flags = set(re.findall(r"^\s+-(\w+) \(", shown.stdout, re.MULTILINE))
     if not flags:
