@@ -21,10 +21,12 @@ from tests import artefacts, orphans, reruns
 
 CI = os.environ.get("CI") == "true"
 TOGETHER = {
-    "kubernetes": ("tests/cluster/", "tests/integration/operator/"),  # first, as it takes longest
+    "kubernetes": ("tests/cluster/", "tests/integration/operator/"),
     "ray": ("tests/integration/ray/",),
     "default ports": ("tests/integration/test_demo.py", "tests/integration/test_docs.py"),
 }
+LONGEST = ("kubernetes", "tests/rdma/test_rdma.py", "ray", "default ports")
+"""They begin first, and many short files come last, so that the processes end together."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +50,10 @@ def _group(nodeid: str) -> str:
     return next((name for name, paths in TOGETHER.items() if path.startswith(paths)), path)
 
 
+def _turn(group: str) -> int:
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
@@ -64,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _group(item.nodeid) != "kubernetes")
+        items.sort(key=lambda item: _turn(_group(item.nodeid)))
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, pause_s: float = 0.02) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0, pause_s: float = 0.02) -> Any:
     """The first true value of ``condition``, asked for every ``pause_s`` seconds; AssertionError naming ``what`` after
     ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
@@ -20,7 +20,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0,
         time.sleep(pause_s)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Return once ``condition`` holds, and let the loop work meanwhile; AssertionError after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -49,7 +49,7 @@ class Process:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=ROOT
             )
 
-    def wait_ready(self, timeout_s: float = 30.0) -> Process:
+    def wait_ready(self, timeout_s: float = 90.0) -> Process:
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline().decode() if readable else ""
@@ -67,7 +67,7 @@ class Process:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
         try:
-            code = self.process.wait(15)
+            code = self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -82,7 +82,7 @@ class Process:
     def http(self, path: str) -> tuple[int, str]:
         """Status and body of a GET on the metrics port."""
         try:
-            with urllib.request.urlopen(f"http://{self.ready['metrics']}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.ready['metrics']}{path}", timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -211,7 +211,7 @@ def test_servers_end_with_their_parent(stack: Stack) -> None:
     for process in (*stack.units, stack.controller):
         assert process.process.stdin is not None
         process.process.stdin.close()
-        assert process.process.wait(15) == 0
+        assert process.process.wait(60) == 0
 
 
 def test_readiness_counts_the_storage_units(stack: Stack) -> None:

@@ -48,7 +48,7 @@ async def test_batch_of_all_kinds_comes_back_equal(
     block = encode(batch)
     async with client(settings_of(master, **changes), run) as backend:
         await backend.put(block, 7, units[0].info, wait_s=5)
-        fetched = await backend.get([BlockRead(units[0].info, 7)], timeout_s=10)
+        fetched = await backend.get([BlockRead(units[0].info, 7)], timeout_s=30)
         view = fetched.blocks[0].view
         pieces = {field.name: [Piece(view, None, (0, 3))] for field in view.fields}
         result = decode(pieces, 3, view.fields, layout="dense")
@@ -67,7 +67,7 @@ async def test_many_blocks_on_two_units_come_back_in_the_order_of_the_reads(
         await asyncio.gather(*(backend.put(block, n, units[n % 2].info, wait_s=5) for n, block in blocks.items()))
         order = [*reversed(blocks), 5, 5]
         reads = [BlockRead(units[n % 2].info, n, nbytes=blocks[n].nbytes, rows=(0, n % 64)) for n in order]
-        fetched = await backend.get(reads, timeout_s=10)
+        fetched = await backend.get(reads, timeout_s=30)
         for number, (view, rows) in zip(order, fetched.blocks, strict=True):
             assert raw_bytes(view) == bytes(blocks[number].to_bytes())
             assert rows == (0, number % 64)
@@ -93,7 +93,7 @@ async def test_block_of_four_times_the_buffers_goes_through_in_parts_and_is_free
         units[1].ask("free", [1])
         assert units[1].ask("inventory") == []
         with pytest.raises(StorageKeyNotFoundError, match=f"tq/{run}/1"):
-            await backend.get([BlockRead(units[1].info, 1)], timeout_s=5)
+            await backend.get([BlockRead(units[1].info, 1)], timeout_s=30)
 
 
 async def test_long_columns_are_sent_from_their_own_memory(
@@ -132,7 +132,7 @@ async def test_missing_blocks_are_listed(master: MasterEndpoints, units: list[Un
         for nbytes in (None, 1024):
             reads = [BlockRead(units[0].info, block, nbytes=nbytes if block > 1 else None) for block in (1, 2, 3)]
             with pytest.raises(StorageKeyNotFoundError, match=f"tq/{run}/2, tq/{run}/3"):
-                await backend.get(reads, timeout_s=5)
+                await backend.get(reads, timeout_s=30)
 
 
 async def test_full_unit_refuses_after_the_wait_and_keeps_what_it_has(
@@ -196,7 +196,7 @@ async def test_discarded_block_is_gone_and_freeing_is_idempotent(
         await backend.discard(1, units[0].info)
         await backend.discard(2, units[0].info)
         with pytest.raises(StorageKeyNotFoundError):
-            await backend.get([BlockRead(units[0].info, 1)], timeout_s=5)
+            await backend.get([BlockRead(units[0].info, 1)], timeout_s=30)
     units[0].ask("registered", 0, run)
     units[0].ask("free", [1, 2])
     assert units[0].ask("inventory") == []
@@ -210,7 +210,7 @@ async def test_views_hold_their_buffer_until_they_are_released(
         for number, each in enumerate((block, other)):
             await backend.put(each, number, units[0].info, wait_s=5)
         reads = [[BlockRead(units[0].info, number, nbytes=block.nbytes)] for number in (0, 1)]
-        held = [await backend.get(reads[0], timeout_s=5), await backend.get(reads[0], timeout_s=5)]
+        held = [await backend.get(reads[0], timeout_s=30), await backend.get(reads[0], timeout_s=30)]
         with pytest.raises(WaitTimeoutError, match=r"views that are not released.*zeroCopy\.tensorBufferSize"):
             await backend.get(reads[1], timeout_s=0.2)
         waiting = asyncio.create_task(backend.get(reads[1], timeout_s=20))
@@ -237,7 +237,7 @@ async def test_new_life_of_the_queue_removes_the_blocks_of_the_old_one(
 
         async def gone() -> None:
             with suppress(StorageKeyNotFoundError):
-                (await backend.get([BlockRead(units[0].info, 1)], timeout_s=5)).release()
+                (await backend.get([BlockRead(units[0].info, 1)], timeout_s=30)).release()
                 raise AssertionError("still there")
 
         await eventually(gone, AssertionError)

@@ -78,9 +78,9 @@ async def test_restarted_master_means_lost_blocks_and_a_unit_that_goes_on(
             lost = [BlockRead(unit.info, 1, nbytes=block.nbytes)]
             with pytest.raises(StorageKeyNotFoundError, match=f"tq/{run}/1"):
                 # The connection to the old master fails first.
-                await eventually(lambda: backend.get(lost, timeout_s=10), ConnectionLostError)
+                await eventually(lambda: backend.get(lost, timeout_s=30), ConnectionLostError)
             await backend.put(block, 2, unit.info, wait_s=10)
-            (await backend.get([BlockRead(unit.info, 2, nbytes=block.nbytes)], timeout_s=10)).release()
+            (await backend.get([BlockRead(unit.info, 2, nbytes=block.nbytes)], timeout_s=30)).release()
             assert unit.ask("inventory") == [2]
             assert unit.losses == 2
         finally:
@@ -296,7 +296,7 @@ async def test_block_freed_in_the_middle_of_a_read_is_an_error_and_never_wrong_b
 
         monkeypatch.setattr(store, "read", read_then_lose)
         with pytest.raises(StorageKeyNotFoundError, match=f"tq/{run}/1"):
-            await backend.get([BlockRead(units[0].info, 1, nbytes=block.nbytes)], timeout_s=10)
+            await backend.get([BlockRead(units[0].info, 1, nbytes=block.nbytes)], timeout_s=30)
 
 
 class EvictingMaster(MasterProcess):

@@ -83,7 +83,7 @@ class ControlPlane:
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._context)
         )
-        with opener.open(request, timeout=15) as answer:
+        with opener.open(request, timeout=60) as answer:
             text = answer.read().decode()
         return json.loads(text) if text.startswith("{") else text
 
