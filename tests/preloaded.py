@@ -20,9 +20,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+
+from transfer_queue.launch import process
 
 ROOT = Path(__file__).resolve().parents[1]
 PR_SET_CHILD_SUBREAPER = 36
@@ -106,6 +110,14 @@ class ServerPopen(Popen):
     """The same for a server of the product: it has neither torch nor tensordict."""
 
     _nursery = _Nursery(*_OF_SERVERS)
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[None]:
+    """Servers that the product starts in this process meanwhile are forked as well."""
+    forked = SimpleNamespace(**{**vars(subprocess), "Popen": ServerPopen})
+    with mock.patch.object(process, "subprocess", forked):
+        yield
 
 
 def run(
