@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from tests import preloaded
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -131,7 +132,7 @@ def column(*rows): return TensorDict({"x": torch.tensor(rows)}, batch_size=[len(
 
     def __init__(self, program: str, address: str) -> None:
         connect = f"ray.init({address!r}, namespace='another', log_to_driver=False)\n"
-        self._process = subprocess.Popen(
+        self._process = preloaded.Popen(
             [sys.executable, "-c", self.PRELUDE + connect + program],
             env={**os.environ, **ENVIRONMENT},
             stdin=subprocess.PIPE,
@@ -163,10 +164,10 @@ def column(*rows): return TensorDict({"x": torch.tensor(rows)}, batch_size=[len(
 
     def finish(self) -> None:
         """Let it go on from ``sys.stdin.read()`` to its end."""
-        _, errors = self._process.communicate(timeout=60)
+        _, errors = self._process.communicate(timeout=180)
         assert self._process.returncode == 0, errors
 
 
 def wait_for_end(pids: list[int]) -> None:
     """Until none of the processes is there any more."""
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), f"processes {pids} end", 60)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), f"processes {pids} end", 120)
