@@ -50,7 +50,7 @@ def test_a_flaky_test_fails_the_run_unless_it_is_listed(
     files = {"conftest.py": CONFTEST, "test_it.py": tests, "flaky.yaml": listed, "pytest.ini": "[pytest]\n"}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    environ = {**os.environ, "PYTHONPATH": str(preloaded.ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(preloaded.ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "--rerun-failed"]
     done = preloaded.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
