@@ -43,7 +43,7 @@ def why(
 ) -> None:
     """Say what requests wait for: which fields are missing on how many rows, and which client wrote them last."""
     with faults():
-        from transfer_queue.cli.why import explain
+        from transfer_queue.runtime.why import explain
 
         with Link(find_queue(queue, controller)) as link:
             sentences = explain(link.look(), partition)

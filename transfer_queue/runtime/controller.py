@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -20,13 +20,19 @@ from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.control.commands import Command, Commit, Lookup, Reply, Value
+from transfer_queue.control.commands import Command, Commit, Fetch, Lookup, Reply, Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.control.requests import USERS, HandlerTable
-from transfer_queue.errors import ConfigError, RequestError, TransferQueueError, UnsupportedRequestError
+from transfer_queue.errors import (
+    ConfigError,
+    RequestError,
+    TransferQueueError,
+    UnsupportedRequestError,
+    WaitTimeoutError,
+)
 from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
@@ -38,6 +44,7 @@ from transfer_queue.runtime.http import Page, StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import OWED, LongAnswers
 from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.recovery import Keeping
@@ -47,6 +54,7 @@ from transfer_queue.runtime.sessions import ClientSession, ClientSessions, Parke
 from transfer_queue.runtime.tls import Reread
 from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
+from transfer_queue.runtime.why import explain_timeout
 from transfer_queue.web import read_pages
 from transfer_queue.wire.messages import (
     Adopt,
@@ -97,6 +105,7 @@ class Controller(Server):
         self.last_writes = LastWrites()
         self.started = loop.time()
         self.recorder: Recorder | None = None
+        self.observer: Observer | None = None
         self.metrics_address = ""
         """host:port of /metrics; empty: off."""
         self.journal: GroupCommit | None = None
@@ -119,12 +128,15 @@ class Controller(Server):
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
         self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
+        self._known_writers: dict[Any, list[str]] = {}  # of the fetches that time out now
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_at: float | None = None
         self._sweeper = loop.call_later(config.timing.heartbeat / 2, self._sweep)
 
     async def close(self) -> None:
         self._sweeper.cancel()
+        if self.observer is not None:
+            self.observer.close()
         if self._deadline is not None:
             self._deadline.cancel()
         await super().close()
@@ -337,6 +349,8 @@ class Controller(Server):
             return None  # the same request again; its answer is due
         if isinstance(command, Commit):
             session.check_commit(command)
+        if isinstance(command, Fetch):
+            self.last_writes.fetches(session.client_id, command.task)
         started = monotonic()  # the loop's clock stands still while it works
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
         if isinstance(command, Commit):
@@ -347,6 +361,8 @@ class Controller(Server):
             session.parked[request] = ParkedRequest(keep, started, command)
             return None
         self.counters.answered(command, result)
+        if self.observer is not None:
+            self.observer.answered(session.client_id, command, result)
         if self.recorder is not None:
             self.recorder.record(session.client_id, command, result, started, monotonic())
         if keep:
@@ -429,6 +445,7 @@ class Controller(Server):
             elif isinstance(effect, FreeBlocks):
                 self._after(self.units.free, effect.unit, effect.blocks)
         self._changed.clear()
+        self._known_writers.clear()
         deadline = self.core.next_deadline()
         if deadline != self._deadline_at:
             if self._deadline is not None:
@@ -478,16 +495,26 @@ class Controller(Server):
             return
         now = monotonic()
         self.counters.waited(answer.reply, now - parked.since)
+        if self.observer is not None:
+            self.observer.waited(session.client_id, parked.command, answer.reply, parked.since, now)
         if self.recorder is not None:
             self.recorder.record(session.client_id, parked.command, answer.reply, parked.since, now)
         if answer.error is not None:
-            self._after(session.connection.fail, answer.request, answer.error)
+            self._after(session.connection.fail, answer.request, self._explained(parked.command, answer.error))
         elif answer.reply is not None:
             if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
                 if self.journal is not None and self._changed_something(answer.client, answer.request):
                     self.journal.add(KeptReply(session.writer, answer.request, answer.reply))
             self._after(session.connection.reply, answer.request, answer.reply)
+
+    def _explained(self, command: Command, error: TransferQueueError) -> TransferQueueError:
+        """A timed-out fetch also says who should have written what is missing, unless clients must not know others."""
+        if not isinstance(error, WaitTimeoutError) or not isinstance(command, Fetch):
+            return error
+        if self.access is not None and self.access.limited:
+            return error
+        return explain_timeout(self, command, error, self._known_writers)
 
     def _tick(self) -> None:
         self._deadline_at = None
@@ -541,6 +568,10 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
     if config.security == ServerSecurity():  # the pages show keys and tags to whoever asks
         pages.update({path: partial(_same, *content) for path, content in read_pages().items()})
         pages["/api/dataflow"] = partial(_dataflow, controller)
+        if config.metrics_port is not None:
+            controller.observer = Observer(controller)
+            controller.observer.start(controller._loop)
+            pages["/api/history"] = controller.observer.page
     status = StatusServer(
         controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
     )
@@ -575,11 +606,11 @@ def _check_shards(config: ControllerConfig) -> None:
         raise ConfigError(f"security.policyFile: {NO_POLICY}")
 
 
-async def _same(content_type: str, content: bytes) -> tuple[str, list[bytes]]:
+async def _same(content_type: str, content: bytes, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
     return content_type, [content]
 
 
-async def _dataflow(controller: Controller) -> tuple[str, list[bytes]]:
+async def _dataflow(controller: Controller, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
     return "application/json", await controller.long_answers.json()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
+from urllib.parse import parse_qsl
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -17,8 +18,8 @@ from transfer_queue.web import CONTENT_POLICY
 
 __all__ = ["Page", "StatusServer"]
 
-Page = Callable[[], Awaitable[tuple[str, list[bytes]]]]
-"""Returns the content type and the content in parts."""
+Page = Callable[[Mapping[str, str]], Awaitable[tuple[str, list[bytes]]]]
+"""Takes what follows the ? of an address; returns the content type and the content in parts."""
 
 _ASKERS, _ASKERS_OF_ADDRESS = 128, 64
 """Most simultaneous connections, in total and from one address."""
@@ -102,7 +103,7 @@ class StatusServer:
     async def _answer(self, request_line: list[bytes]) -> tuple[str, str, list[bytes]]:
         if len(request_line) != 3 or request_line[0] not in (b"GET", b"HEAD"):
             return "405 Method Not Allowed", _TEXT, [b"only GET\n"]
-        path = request_line[1].split(b"?")[0]
+        path, _, query = request_line[1].partition(b"?")
         if path == b"/metrics":
             if self._before_scrape is not None:
                 await self._before_scrape()
@@ -114,7 +115,7 @@ class StatusServer:
             return ("503 Service Unavailable" if missing else "200 OK"), _TEXT, [f"{missing or 'ready'}\n".encode()]
         page = self._pages.get(path.decode(errors="replace"))
         if page is not None:
-            return "200 OK", *await page()
+            return "200 OK", *await page(dict(parse_qsl(query.decode(errors="replace"))))
         known = ", ".join(["/metrics", "/healthz", "/readyz", *self._pages])
         return "404 Not Found", _TEXT, [f"not here; try {known}\n".encode()]
 

@@ -1,4 +1,4 @@
-"""Which client wrote each field last: the answer to "who should write what this request waits for?"."""
+"""Which clients wrote each field last: the answer to "who should write what this request waits for?"."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from transfer_queue.control.commands import Commit
 
 __all__ = ["LastWrite", "LastWrites"]
 
-_MOST_FIELDS = 4096
-"""Fields that are remembered, those written last."""
+_MOST_FIELDS, _MOST_CLIENTS = 1024, 64
+"""Fields that are remembered, and clients of each: those that wrote last."""
+_MOST_TASKS = 8192
+"""Clients whose task is remembered."""
 
 
 class LastWrite(NamedTuple):
-    """The newest put of a field. ``at``: seconds of ``time.monotonic``."""
+    """The newest put of a field by one client. ``at``: seconds of ``time.monotonic``."""
 
     client: str
     partition: str
@@ -21,10 +23,11 @@ class LastWrite(NamedTuple):
 
 
 class LastWrites:
-    """The newest put of each field name, over all partitions."""
+    """The newest puts of each field name, one for each client, over all partitions."""
 
     def __init__(self) -> None:
-        self._by_field: dict[str, LastWrite] = {}
+        self._by_field: dict[str, dict[str, LastWrite]] = {}
+        self._task_of: dict[str, str] = {}
 
     def note(self, client: str, command: Commit, at: float) -> None:
         """Remember a put that was accepted."""
@@ -32,11 +35,31 @@ class LastWrites:
             return
         write = LastWrite(client, command.partition, at)
         for schema in command.fields:
-            self._by_field.pop(schema.name, None)  # the newest is last
-            self._by_field[schema.name] = write
+            writes = self._by_field.pop(schema.name, None) or {}
+            self._by_field[schema.name] = writes  # the newest is last
+            writes.pop(client, None)
+            writes[client] = write
+            if len(writes) > _MOST_CLIENTS:
+                del writes[next(iter(writes))]
         while len(self._by_field) > _MOST_FIELDS:
             del self._by_field[next(iter(self._by_field))]
 
     def of(self, field: str) -> LastWrite | None:
         """The newest put of ``field``; None: none is remembered."""
-        return self._by_field.get(field)
+        writes = self._by_field.get(field)
+        return next(reversed(writes.values())) if writes else None
+
+    def all_of(self, field: str) -> list[LastWrite]:
+        """The newest put of ``field`` by each client, the oldest first."""
+        return list(self._by_field.get(field, {}).values())
+
+    def fetches(self, client: str, task: str) -> None:
+        """A client fetches rows for a task: this is the stage whose results it writes."""
+        if self._task_of.get(client) != task:
+            self._task_of[client] = task
+            if len(self._task_of) > _MOST_TASKS:
+                del self._task_of[next(iter(self._task_of))]
+
+    def task_of(self, client: str) -> str:
+        """The task for which a client fetched last; empty: none is remembered."""
+        return self._task_of.get(client, "")

@@ -15,6 +15,7 @@ import msgspec
 from transfer_queue.control.commands import Batch, Command, KeysOf, ListKeys, Lookup, Snapshot
 from transfer_queue.control.queries import count_rows, keys_of_in_parts, lookup_in_parts, tagged_keys_in_parts
 from transfer_queue.runtime.picture import partition_pictures, picture
+from transfer_queue.runtime.why import explain
 from transfer_queue.wire.messages import ENCODER, Look
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class LongAnswers:
         """The picture as JSON, in parts."""
         async with self._making:
             head = picture(self._controller, partitions=False)
+            head = {"why": explain(head), **head}
             parts = await Slices().collect(
                 msgspec.json.encode(item) + b"," for item in partition_pictures(self._controller)
             )

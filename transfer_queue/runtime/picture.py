@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transfer_queue.control.commands import Fetch
 from transfer_queue.control.queries import count_rows, subscriptions_of
 from transfer_queue.control.waiters import Waiter
+from transfer_queue.runtime.why import find_writers, in_words
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
@@ -95,13 +96,15 @@ def merged(pictures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _waiters(controller: Controller, now: float) -> list[dict[str, Any]]:
     oldest = sorted(controller.core.room, key=lambda waiter: waiter.since)[:_MOST_WAITERS]
-    lacks: dict[Any, str] = {}  # the same for all of one subscription; looking costs time
+    lacks: dict[Any, tuple[str, list[dict[str, Any]]]] = {}  # the same for all of one subscription; looking costs time
     found = []
     for waiter in oldest:
         if waiter.key not in lacks or waiter.key is None:
             lacks[waiter.key] = _lacks(controller, waiter)
         command = waiter.command
         fetch = isinstance(command, Fetch)
+        session = controller.clients.get(waiter.client)
+        words, writers = lacks[waiter.key]
         found.append(
             {
                 "partition": command.partition,
@@ -109,35 +112,25 @@ def _waiters(controller: Controller, now: float) -> list[dict[str, Any]]:
                 "fields": list(command.fields) if isinstance(command, Fetch) else [],
                 "rows": command.batch_size if isinstance(command, Fetch) else len(command.keys or ()) or command.append,
                 "kind": "fetch" if fetch else "put",
+                "client": "" if session is None else session.client_id,
                 "waited_s": now - waiter.since,
-                "lacks": lacks[waiter.key],
+                "lacks": words,
+                "writers": writers,
             }
         )
     return found
 
 
-def _lacks(controller: Controller, waiter: Waiter) -> str:
+def _lacks(controller: Controller, waiter: Waiter) -> tuple[str, list[dict[str, Any]]]:
+    """What a request waits for, in words, and who writes it: missing fields, or all if none is missing."""
     core = controller.core
     if not isinstance(waiter.command, Fetch):
-        return f"waits until rows are cleared: {core.rows} of {core.sample_capacity} exist"
+        return f"waits until rows are cleared: {core.rows} of {core.sample_capacity} exist", []
     partition = core.partitions.get(waiter.command.partition)
     if partition is None:
-        return "the partition does not exist yet"
-    missing = core.serving.missing(waiter.command, partition)
-    writers = [_writer(controller, name) for name, rows in missing.items() if rows]
-    return "; ".join([core.serving.shortfall(waiter.command, partition), *writers])
-
-
-def _writer(controller: Controller, field: str) -> str:
-    """Who should write a field that is missing."""
-    write = controller.last_writes.of(field)
-    if write is None:
-        return f"no client has written {field!r} since this controller started"
-    connected = any(
-        session.client_id == write.client and session.connection is not None for session in controller.clients
-    )
-    ago = max(0.0, time.monotonic() - write.at)
-    return (
-        f"{field!r} was last written {ago:.0f} s ago in {write.partition!r} by {write.client}, which is "
-        f"{'connected' if connected else 'gone'}"
-    )
+        return "the partition does not exist yet", find_writers(controller, dict.fromkeys(waiter.command.fields, 0))
+    counts = core.serving.missing(waiter.command, partition)
+    missing = {name: rows for name, rows in counts.items() if rows}
+    writers = find_writers(controller, missing or counts)
+    words = [in_words(writer) for writer in writers] if missing else []
+    return "; ".join([core.serving.shortfall(waiter.command, partition), *words]), writers

@@ -4,10 +4,12 @@
 
 const PERIOD_MS = 1000;
 const MOST_ROWS = 200;
+const PART = 50;
 const WAITING_S = 2;
 const LATE_S = 10;
 let before = null;
 let now = null;
+let room = PART;  // partitions that are drawn; more when the end of them comes into view
 
 function element(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -56,10 +58,10 @@ function keep(parent, items, key, make, update) {
   }
 }
 
-function rows(id, items, empty, key, update) {
+function rows(id, items, empty, key, update, limit = MOST_ROWS) {
   const table = document.getElementById(id);
   const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
-  const shown = items.slice(0, MOST_ROWS);
+  const shown = items.slice(0, limit);
   keep(table.tBodies[0], shown, key, () => element("tr", {}, ...labels.map((label, place) =>
     place ? element("td", { "data-label": label }) : element("th", { scope: "row" }))), (row, item) => update(row.cells, item));
   table.hidden = !items.length;
@@ -67,6 +69,17 @@ function rows(id, items, empty, key, update) {
   const more = items.length - shown.length;
   note.hidden = Boolean(items.length) && !more;
   write(note, items.length ? `${more} more are not shown; filter them by name.` : empty);
+}
+
+// The partition that the page's address names: #partition=NAME.
+function chosenPartition() {
+  return new URLSearchParams(location.hash.slice(1)).get("partition");
+}
+
+function linkTo(partition) {
+  const chosen = new URLSearchParams(location.hash.slice(1));
+  chosen.set("partition", partition);
+  return `#${chosen}`;
 }
 
 // A long name is cut on the screen; the tooltip has all of it.
@@ -113,7 +126,9 @@ function partitions(waits) {
   if (order === "rows") list.sort((one, other) => other.rows - one.rows);
   const empty = now.partitions.length ? "No partition or task has this text in its name." : "No rows yet: nothing has been put.";
   rows("partitions", list, empty, (item) => item.name, (cells, item) => {
+    if (!cells[0].firstChild) cells[0].append(element("a", { class: "name" }));
     named(cells[0], item.name);
+    mark(cells[0].firstChild, "href", linkTo(item.name));
     number(cells[1], item.lost ? `${item.rows}, ${item.lost} lost` : item.rows, Boolean(item.lost));
     number(cells[2], bytes(item.bytes));
     chips(cells[3], Object.entries(item.fields), ([name]) => name, (chip, [name, ready]) => {
@@ -128,7 +143,20 @@ function partitions(waits) {
       const waiting = each.waiting ? `, ${each.waiting} waiting` : "";
       write(chip, `${each.task}: ${each.consumed} consumed, ${each.ready} ready${waiting}`);
     });
-  });
+  }, room);
+  const more = document.getElementById("more");
+  more.hidden = list.length <= room;
+  write(more, `Show more of the ${list.length} partitions`);
+  const note = more.previousElementSibling;
+  if (list.length) note.hidden = true;
+}
+
+function why() {
+  keep(document.getElementById("why"), now.why.slice(0, 8).map((text, place) => ({ text, place })), (item) => item.place,
+    () => element("li"), (node, item) => {
+      mark(node, "class", item.text.includes(" holds up ") ? "fault" : "");
+      write(node, `${item.text[0].toUpperCase()}${item.text.slice(1)}.`);
+    });
 }
 
 function waiters() {
@@ -185,6 +213,7 @@ function draw() {
   }
   write(document.getElementById("queue"), now.queue);
   write(document.getElementById("summary"), summary());
+  why();
   waiters();
   partitions(longestWaits());
   units();
@@ -208,7 +237,18 @@ async function refresh() {
   setTimeout(refresh, PERIOD_MS);
 }
 
-document.getElementById("choice").addEventListener("submit", (event) => event.preventDefault());
+for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
+const more = document.getElementById("more");
+const grow = () => { room += PART; draw(); };
+more.addEventListener("click", grow);
+new IntersectionObserver((seen) => { if (seen.some((each) => each.isIntersecting)) grow(); }, { rootMargin: "600px" }).observe(more);
+addEventListener("hashchange", draw);
+document.getElementById("past-all").addEventListener("click", (event) => {
+  event.preventDefault();
+  const chosen = new URLSearchParams(location.hash.slice(1));
+  chosen.delete("partition");
+  location.hash = chosen;
+});
 for (const name of ["filter", "order"]) {
   const input = document.getElementById(name);
   const remembered = new URLSearchParams(location.hash.slice(1)).get(name);

@@ -120,7 +120,7 @@ def why(
 ) -> None:
     """Say what requests wait for, as tq why does."""
     with _cluster(kubeconfig, context, namespace) as access:
-        from transfer_queue.cli.why import explain
+        from transfer_queue.runtime.why import explain
 
         with _link(access, access.queue(name)) as link:
             sentences = explain(link.look(), partition)

@@ -1,0 +1,161 @@
+"""The controller's page in a real browser: a stage that is stuck, many partitions, nothing at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.browser import Page, open_browser
+from tests.integration.stack import Stack, running_stack
+from tests.waiting import wait_until
+from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.config.attach import AttachConfig, ControllerAddresses
+from transfer_queue.errors import TransferQueueError
+
+pytestmark = pytest.mark.timeout(600)  # a browser and servers start, on whatever machine
+STAGES = {"reward": (["tokens"], "reward"), "advantage": (["reward"], "adv"), "trainer": (["tokens", "adv"], "")}
+ROWS = 8
+
+
+class Pipeline:
+    """rollout -> reward -> advantage -> trainer, a client each. Reward is stuck after its first batch."""
+
+    def __init__(self, stack: Stack) -> None:
+        config = AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))
+        self.goes_on = threading.Event()
+        self.clients = {name: TransferQueueClient(f"{name}_worker", config) for name in ("rollout", *STAGES)}
+        for _ in range(2):
+            self.clients["rollout"].put(TensorDict({"tokens": torch.ones(ROWS, 100)}, [ROWS]), partition_id="train_7")
+        self.threads = [threading.Thread(target=self.run, args=(name,)) for name in STAGES]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, name: str) -> None:
+        fields, result = STAGES[name]
+        for step in range(2):
+            meta = self.clients[name].get_meta(fields, ROWS, "train_7", task_name=name, timeout=500)
+            if name == "reward" and step == 1:
+                self.goes_on.wait(500)
+            if result:
+                self.clients[name].put(TensorDict({result: torch.ones(ROWS, 1)}, [ROWS]), metadata=meta)
+
+    def close(self) -> None:
+        self.goes_on.set()
+        for thread in self.threads:
+            thread.join(60)
+        for client in self.clients.values():
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def stuck() -> Iterator[Stack]:
+    with running_stack(units=1, capacity="64Mi") as stack:
+        pipeline = Pipeline(stack)
+        try:
+            wait_until(lambda: len(look(stack)["waiters"]) == 2, "advantage and trainer wait", 120)
+            yield stack
+        finally:
+            pipeline.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with open_browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def look(stack: Stack) -> dict[str, object]:
+    found: dict[str, object] = json.loads(stack.controller.http("/api/dataflow")[1])
+    return found
+
+
+def url(stack: Stack, path: str = "/") -> str:
+    return f"http://{stack.controller.ready['metrics']}{path}"
+
+
+def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: Page) -> None:
+    cause, *_ = look(stuck)["why"]
+    assert cause.startswith("'reward' holds up 'advantage', 'trainer': 'reward' was last written ")
+    assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in cause
+    page.show(url(stuck))
+    assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why .fault")
+    wait_until(lambda: "reward, by reward" in page.text("#chart-reasons"), "the plot says what is waited for", 60)
+    assert "advantage" in page.text("#chart-tasks .legend")
+    wait_until(lambda: "⚠ The oldest request has waited" in page.text("#chart-reasons .verdict"), "it is red", 120)
+    page.keep("stuck")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("light", 1100, False), ("dark", 1100, True), ("phone", 360, True)]
+)
+def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
+    stuck: Stack, page: Page, name: str, width: int, dark: bool
+) -> None:
+    page.show(url(stuck), width=width, dark=dark)
+    assert page.violations() == []
+    assert page.ask("document.documentElement.scrollWidth") <= width
+    assert len(page.keep(name)) > 10_000
+
+
+def test_a_plot_is_read_with_the_keyboard(stuck: Stack, page: Page) -> None:
+    page.show(url(stuck))
+    page.ask("document.querySelector('#chart-clients .plot').focus()")
+    page.press("ArrowLeft")
+    wait_until(lambda: "connected 4" in page.text("#chart-clients .readout"), "the value is read out", 60)
+    page.ask("document.querySelector('#chart-clients summary').click()")
+    assert "highest" in page.text("#chart-clients table")
+
+
+def test_a_link_to_a_partition_shows_its_past_and_stays_valid(stuck: Stack, page: Page) -> None:
+    page.show(url(stuck, "/#partition=train_7"))
+    assert "Over time of train_7" in page.text("main")
+    assert "Requests that wait for this partition" in page.text("#charts")
+    page.show(url(stuck, "/#partition=never_there"))
+    assert "There is no past of partition never_there" in page.text("#past-note")
+
+
+def test_five_hundred_partitions_with_long_names_are_found(page: Page) -> None:
+    with running_stack(units=1, capacity="64Mi") as stack:
+        config = AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))
+        client = TransferQueueClient("writer", config)
+        for number in range(500):
+            name = f"run_{number:03d}_" + "long" * 48
+            client.put(TensorDict({"tokens": torch.ones(2, 4)}, [2]), partition_id=name[:200])
+        page.show(url(stack))
+        drawn = int(page.ask("document.querySelectorAll('#partitions tbody tr').length"))
+        assert 50 <= drawn < 500
+        assert page.violations() == []
+        page.keep("many")
+        page.ask("document.getElementById('more').click()")
+        assert int(page.ask("document.querySelectorAll('#partitions tbody tr').length")) > drawn
+        page.show(url(stack, "/#filter=run_123"), width=360)
+        assert page.ask("document.querySelectorAll('#partitions tbody tr').length") == 1
+        assert page.ask("document.documentElement.scrollWidth") <= 360
+        page.keep("many-phone")
+        past = json.loads(stack.controller.http("/api/history?span=300")[1])
+        assert past["left_out"]["partitions"] == 500 - len(past["partitions"])
+        client.close()
+
+
+def test_an_empty_queue_says_so(page: Page) -> None:
+    with running_stack(units=0) as stack:
+        page.show(url(stack))
+        for text in ("No request is waiting.", "No rows yet", "No storage unit has registered.", "No task has waited."):
+            assert text in page.text()
+        assert page.violations() == []
+        page.keep("empty")
+
+
+def test_the_error_of_a_fetch_that_timed_out_names_the_writer(stuck: Stack) -> None:
+    config = AttachConfig(controller=ControllerAddresses(addresses=[stuck.address]))
+    client = TransferQueueClient("late", config)
+    with pytest.raises(
+        TransferQueueError, match=r"'reward' is missing on 8 of 16; 'reward' was last written .* by reward_"
+    ):
+        client.get_meta(["reward"], 16, "train_7", task_name="late", timeout=0.2)
+    client.close()

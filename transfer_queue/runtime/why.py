@@ -1,0 +1,144 @@
+"""Why requests wait, in words: for ``tq why``, the page, and the error of a fetch whose time is up.
+
+A request that waits for fields is traced back: the client that wrote a missing field last may wait itself, for a field
+that another client writes. Where this ends is the stage that holds up the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.control.commands import Fetch
+from transfer_queue.errors import WaitTimeoutError
+
+if TYPE_CHECKING:
+    from transfer_queue.runtime.controller import Controller
+
+__all__ = ["explain", "explain_timeout", "find_writers", "in_words"]
+
+
+def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dict[str, Any]]:
+    """For each field: on how many rows it is missing, the client that wrote it last (None: nobody has since this
+    controller started), the task for which this client fetches rows itself, where and how many seconds ago it wrote,
+    whether it is connected, and how many clients have written the field and are connected.
+
+    Args:
+        controller: Whose clients they are.
+        missing: Field -> the number of rows that lack it.
+    """
+    connected = {session.client_id for session in controller.clients if session.connection is not None}
+    found: list[dict[str, Any]] = []
+    for field, rows in missing.items():
+        writes = controller.last_writes.all_of(field)
+        last = writes[-1] if writes else None
+        found.append(
+            {
+                "field": field,
+                "rows": rows,
+                "client": last.client if last else None,
+                "task": controller.last_writes.task_of(last.client) if last else "",
+                "partition": last.partition if last else "",
+                "ago_s": max(0.0, time.monotonic() - last.at) if last else 0.0,
+                "connected": last is not None and last.client in connected,
+                "clients": len(writes),
+                "clients_connected": sum(write.client in connected for write in writes),
+            }
+        )
+    return found
+
+
+def in_words(writer: dict[str, Any]) -> str:
+    """One of `find_writers` as part of a sentence."""
+    if writer["client"] is None:
+        return f"no client has written {writer['field']!r} since this controller started"
+    task = f" (task {writer['task']!r})" if writer["task"] else ""
+    words = (
+        f"{writer['field']!r} was last written {writer['ago_s']:.0f} s ago in {writer['partition']!r} by "
+        f"{writer['client']}{task}, which is {'connected' if writer['connected'] else 'gone'}"
+    )
+    if writer["clients"] > 1:
+        words += f" ({writer['clients_connected']} of the {writer['clients']} clients that write it are connected)"
+    return words
+
+
+def explain_timeout(
+    controller: Controller, command: Fetch, error: WaitTimeoutError, known: dict[Any, list[str]]
+) -> WaitTimeoutError:
+    """The error of a fetch with the clients that should have written what was missing. ``known``: sentences of other
+    fetches of the same moment."""
+    key = (command.partition, tuple(command.fields))
+    if key not in known:
+        partition = controller.core.partitions.get(command.partition)
+        missing = {} if partition is None else controller.core.serving.missing(command, partition)
+        lacking = {name: missing.get(name, 0) for name in command.fields if partition is None or missing.get(name)}
+        known[key] = [in_words(writer) for writer in find_writers(controller, lacking)]
+    return WaitTimeoutError("; ".join([str(error), *known[key]]))
+
+
+def explain(picture: dict[str, Any], partition: str | None = None) -> list[str]:
+    """Sentences: the stage that holds up the others, if there is one, then the requests that wait, the longest wait
+    first, and storage units that are missing.
+
+    Args:
+        picture: See ``transfer_queue.runtime.picture``.
+        partition: Only requests for this partition.
+    """
+    waiters = [each for each in picture["waiters"] if partition in (None, each["partition"])]
+    waiters.sort(key=lambda each: -each["waited_s"])
+    found = list(_cause(waiters, picture["waiters"]))
+    found += [_waits(each) for each in waiters]
+    if not waiters:
+        found.append("no request is waiting" + ("" if partition is None else f" for partition {partition!r}"))
+    connected = sum(unit["connected"] for unit in picture["units"])
+    if connected < picture["expected_units"]:
+        found.append(f"{connected} of {picture['expected_units']} storage units are connected")
+    return found
+
+
+def _waits(waiter: dict[str, Any]) -> str:
+    who = f"task {waiter['task']!r}" if waiter["kind"] == "fetch" else "a put"
+    wanted = f"{waiter['rows']} row{'' if waiter['rows'] == 1 else 's'}"
+    place = "of" if waiter["kind"] == "fetch" else "in"
+    return (
+        f"{who} has waited {waiter['waited_s']:.0f} s for {wanted} {place} {waiter['partition']!r}: {waiter['lacks']}"
+    )
+
+
+def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Iterator[str]:
+    """The field, and its writer, at which most chains of waiting tasks end, if this is not plain from one request."""
+    by_client: dict[str, list[dict[str, Any]]] = {}
+    for each in others:
+        by_client.setdefault(each.get("client", ""), []).append(each)
+    seconds: Counter[str] = Counter()
+    writers: dict[str, dict[str, Any]] = {}
+    held: dict[str, set[str]] = {}
+    for waiter in waiters:
+        for writer in _roots(waiter, by_client, []):
+            field = writer["field"]
+            writers.setdefault(field, writer)
+            held.setdefault(field, set()).add(waiter["task"])
+            seconds[field] += waiter["waited_s"]
+    if not seconds or max(len({waiter["task"] for waiter in waiters}), len(waiters[0].get("writers", ()))) < 2:
+        return
+    field = seconds.most_common(1)[0][0]
+    tasks = ", ".join(map(repr, sorted(held[field])))
+    own = "" if writers[field]["client"] is None else " and waits for nothing itself"
+    yield f"{field!r} holds up {tasks}: {in_words(writers[field])}{own}"
+
+
+def _roots(
+    waiter: dict[str, Any], by_client: dict[str, list[dict[str, Any]]], seen: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Follow the fields that most rows lack to the writers that do not wait themselves."""
+    seen.append(id(waiter))
+    writers = waiter.get("writers", ())
+    most = max((writer["rows"] for writer in writers), default=0)
+    for writer in writers:
+        if 2 * writer["rows"] < most:
+            continue
+        behind = [each for each in by_client.get(writer["client"] or "", ()) if id(each) not in seen]
+        roots = [root for each in behind for root in _roots(each, by_client, seen)]
+        yield from roots or [writer]
