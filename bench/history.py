@@ -67,7 +67,7 @@ def _measure(controller: Controller, partitions: int, rows: int, seconds: int) -
         core.drain_effects()
         started = process_time()
         for command, reply in done:
-            observer.answered(_CLIENT, command, reply)
+            observer.answered(_CLIENT, command, reply, started, started)
         counted.append((process_time() - started) / len(done))
         started = process_time()
         observer.sample(observer._began + second + 1)

@@ -171,7 +171,8 @@ def test_why_names_the_missing_field_and_who_wrote_it_last(command: Command, row
         "'value'" in sentence
     )
     assert re.search(
-        rf"'reward' was last written \d+ s ago in '{rows}' by \S+, which is connected; no client", sentence
+        rf"'reward' was last written \d+ s ago in '{rows}' by \S+ \(task 'trainer'\), which is connected; no client",
+        sentence,
     )
     assert sentence.endswith("no client has written 'value' since this controller started")
     rest = TensorDict({"reward": torch.ones(2), "value": torch.ones(2)}, [2])
@@ -185,7 +186,7 @@ def test_trace_shows_a_step_across_producers_and_consumers(
 ) -> None:
     file = tmp_path / "step.json"
     client = tq.get_client()
-    with command.start("trace", str(file), "--seconds", "100", "--partition", partition) as process:
+    with command.start("trace", "--perfetto", str(file), "--seconds", "100", "--partition", partition) as process:
         assert process.stderr is not None
         assert "recording" in process.stderr.readline()
         trainer = threading.Thread(
@@ -198,6 +199,7 @@ def test_trace_shows_a_step_across_producers_and_consumers(
         trainer.join(60)
         assert not trainer.is_alive()
         tq.kv_put(key="x", partition_id=f"{partition}-other", tag={"n": 1})
+        tq.kv_batch_get(["a", "b"], partition, fields=["reward"])
         tq.kv_clear(["a", "b"], partition)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -207,7 +209,10 @@ def test_trace_shows_a_step_across_producers_and_consumers(
         "put": "put reward",
         "fetch": "trainer: reward",
         "clear": "clear rows",
+        "get": "get reward",
+        "wait": "wait",
     }
+    assert slices["wait"]["args"]["ended by"].endswith(": reward")
     assert slices["fetch"]["args"] == {"partition": partition, "rows": 2}
     start, end = (event for event in events if event.get("cat") == "rows")
     assert (start["ph"], start["tid"], start["ts"]) == ("s", slices["put"]["tid"], slices["put"]["ts"])

@@ -76,7 +76,14 @@ def doctor(
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="Where to write the trace, JSON.", show_default=False)],
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="Where to write the trace, JSON.", show_default=False),
+    ] = None,
+    perfetto: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--perfetto", help="The same as FILE.", show_default=False),
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", "-s", min=0, help="How long; Ctrl-C ends it earlier.")] = 10.0,
     partition: Annotated[
         Optional[str],  # noqa: UP045
@@ -93,6 +100,12 @@ def trace(
         from transfer_queue.runtime.tracing import MOST_EVENTS
         from transfer_queue.wire.messages import Trace
 
+        if file is None:
+            file = perfetto
+        elif perfetto is not None:
+            raise ConfigError("name one file, with or without --perfetto")
+        if file is None:
+            raise ConfigError("name the file to write: tq trace step.json, or tq trace --perfetto step.json")
         config = find_queue(queue, controller)
         if not file.parent.is_dir():
             raise ConfigError(f"{file}: there is no folder {file.parent}")
@@ -111,7 +124,7 @@ def trace(
         found = chrome_trace(record, partition)
         file.write_text(json.dumps(found))
         slices = sum(event["ph"] == "X" for event in found["traceEvents"])
-        say(f"{slices} puts, fetches and clears in {file}; open it in ui.perfetto.dev")
+        say(f"{slices} puts, waits, gets and clears in {file}; open it in ui.perfetto.dev")
 
 
 def bench(

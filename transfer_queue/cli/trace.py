@@ -1,4 +1,4 @@
-"""A controller's record as a trace that Perfetto and Chrome show: a track per client, arrows from puts to fetches."""
+"""A controller's record as a trace that Perfetto and Chrome show: a track per client, arrows from puts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = ["chrome_trace"]
 
 _MOST_ARROWS = 16
 """From puts to one fetch; more would hide the picture."""
+_WAIT_S = 0.001
+"""A fetch that took less was answered at once."""
 
 
 class _Event(NamedTuple):
@@ -32,8 +34,9 @@ class _Event(NamedTuple):
 
 
 def chrome_trace(record: list[list[Any]], partition: str | None = None) -> dict[str, Any]:
-    """``record``: see ``transfer_queue.runtime.tracing``. A fetch lasts from its arrival to its answer, so that its
-    length is the time it waited; a put is where it was committed, its transfer lies before. Times in microseconds."""
+    """``record``: see ``transfer_queue.runtime.tracing``. A fetch lasts from its arrival to its answer; where it waited
+    it holds a slice ``wait``, and what the put that ended the wait wrote is in its arguments. A put is where it was
+    committed, its transfer lies before; a get is a lookup of rows by key or index. Times in microseconds."""
     events = sorted((_Event(*item) for item in record), key=lambda event: event.start)
     events = [event for event in events if partition in (None, event.partition)]
     first = events[0].start if events else 0.0
@@ -51,7 +54,10 @@ def chrome_trace(record: list[list[Any]], partition: str | None = None) -> dict[
         if event.kind == "put":
             put_by.update(dict.fromkeys(event.rows, number))
         elif event.kind == "fetch":
-            sources = sorted({put_by[row] for row in event.rows if row in put_by})
+            sources = sorted({put_by[row] for row in event.rows if row in put_by}, key=lambda item: slices[item][0].end)
+            if event.end - event.start >= _WAIT_S:
+                ended_by = slices[sources[-1]][0] if sources else None
+                found.append(_wait(drawn, ended_by if ended_by and ended_by.end > event.start else None))
             for source in sources[-_MOST_ARROWS:]:
                 arrows += 1
                 found += _arrow(arrows, slices[source][1], drawn)
@@ -96,6 +102,11 @@ def _slice(event: _Event, thread: int, first: float) -> dict[str, Any]:
         "dur": max(1.0, round((event.end - event.start) * 1e6, 1)),
         "args": arguments,
     }
+
+
+def _wait(fetch: dict[str, Any], ended_by: _Event | None) -> dict[str, Any]:
+    arguments = {} if ended_by is None else {"ended by": f"{ended_by.client}: {', '.join(ended_by.fields)}"}
+    return {**fetch, "name": "wait", "cat": "wait", "dur": fetch["dur"] - 0.2, "args": arguments}
 
 
 def _arrow(number: int, source: dict[str, Any], target: dict[str, Any]) -> list[dict[str, Any]]:

@@ -362,7 +362,7 @@ class Controller(Server):
             return None
         self.counters.answered(command, result)
         if self.observer is not None:
-            self.observer.answered(session.client_id, command, result)
+            self.observer.answered(session.client_id, command, result, started, monotonic())
         if self.recorder is not None:
             self.recorder.record(session.client_id, command, result, started, monotonic())
         if keep:
@@ -572,6 +572,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
             controller.observer = Observer(controller)
             controller.observer.start(controller._loop)
             pages["/api/history"] = controller.observer.page
+            pages["/api/timeline"] = controller.observer.timeline_page
     status = StatusServer(
         controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
     )

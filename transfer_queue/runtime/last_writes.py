@@ -55,11 +55,14 @@ class LastWrites:
 
     def fetches(self, client: str, task: str) -> None:
         """A client fetches rows for a task: this is the stage whose results it writes."""
-        if self._task_of.get(client) != task:
+        known = self._task_of.get(client)
+        if known is None:
             self._task_of[client] = task
             if len(self._task_of) > _MOST_TASKS:
                 del self._task_of[next(iter(self._task_of))]
+        elif known != task:
+            self._task_of[client] = ""  # one client for several stages
 
     def task_of(self, client: str) -> str:
-        """The task for which a client fetched last; empty: none is remembered."""
+        """The only task for which a client has fetched; empty: there are several, or none is remembered."""
         return self._task_of.get(client, "")

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Reply
+from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.waiters import Waiter
 from transfer_queue.runtime.history import Gauge, History, Rate
+from transfer_queue.runtime.timeline import Timeline
 
 if TYPE_CHECKING:
     from transfer_queue.control.partition import Partition
@@ -102,6 +103,7 @@ class Observer:
         self._controller = controller
         self._began = self._sampled = monotonic()
         self.history = History(_GROUPS, self._began)
+        self.timeline = Timeline()
         self._partitions: dict[str, _Flow] = {}
         self._tasks: dict[str, _Flow] = {}
         self._reasons: dict[_Reason, float] = {}
@@ -122,10 +124,12 @@ class Observer:
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def answered(self, client: str, command: Command, reply: Reply | None) -> None:
-        """A command was carried out."""
+    def answered(self, client: str, command: Command, reply: Reply | None, since: float, now: float) -> None:
+        """A command was carried out. ``since``, ``now``: of ``time.monotonic``."""
         if isinstance(reply, Committed) and isinstance(command, Commit):
             rows, nbytes = len(reply.indexes) // 8, 0
+            stage = self._stage(client)
+            self.timeline.add("put", stage, client, command.partition, command.fields, rows, since, now)
             for block in command.blocks:
                 nbytes += block.nbytes
             for flow in (self._whole, self._flow(self._partitions, command.partition)):
@@ -133,24 +137,37 @@ class Observer:
                     flow.rows_in += rows
                     flow.bytes_in += nbytes
             self._last_put = (client, command, reply.indexes)
-        elif isinstance(command, Fetch) and isinstance(reply, Batch) and reply.indexes:
-            self._took(command, reply)
+        elif isinstance(reply, Batch) and reply.indexes:
+            rows = len(reply.indexes) // 8
+            if isinstance(command, Fetch):
+                self._took(command, reply)
+                self.timeline.add("get", command.task, client, command.partition, command.fields, rows, since, now)
+            elif isinstance(command, Lookup):
+                fields = command.fields or []
+                self.timeline.add("get", self._stage(client), client, command.partition, fields, rows, since, now)
 
     def waited(self, client: str, command: Command, reply: Reply | None, since: float, now: float) -> None:
-        """A parked command was answered or given up. ``since``, ``now``: of ``time.monotonic``."""
-        self.answered(client, command, reply)
+        """A parked command was answered or given up."""
         if isinstance(command, Fetch):
-            seconds = now - max(since, self._sampled)
-            self._wait(command.partition, command.task, self._completed_by(command, reply), seconds)
+            rows = len(reply.indexes) // 8 if isinstance(reply, Batch) else 0
+            completed = self._completed_by(command, reply)
+            reason = completed or self._lacks.get(_key(command), _Reason("rows"))
+            self._wait(command.partition, command.task, reason, now - max(since, self._sampled))
+            self.timeline.wait(
+                command.task, client, command.partition, command.fields, rows, since, now, completed is not None
+            )
+            since = now
+        self.answered(client, command, reply, since, now)
 
-    def _completed_by(self, command: Fetch, reply: Reply | None) -> _Reason:
+    def _completed_by(self, command: Fetch, reply: Reply | None) -> _Reason | None:
+        """The newest put, if rows of it are in the batch."""
         if isinstance(reply, Batch) and self._last_put is not None:
             client, put, indexes = self._last_put
             if put.partition == command.partition and _overlap(indexes, reply.indexes):
                 field = next((field.name for field in put.fields if field.name in command.fields), None)
                 producer = self._stage(client)
                 return _Reason("rows", "", producer) if field is None else _Reason("field", field, producer)
-        return self._lacks.get(_key(command), _Reason("rows"))
+        return None
 
     def _took(self, command: Fetch, reply: Batch) -> None:
         rows, nbytes, age = len(reply.indexes) // 8, 0, np.nan
@@ -298,6 +315,16 @@ class Observer:
         except ValueError:
             span_s = 3600.0
         return "application/json", [_JSON.encode(self.view(span_s, query.get("partition", "")))]
+
+    async def timeline_page(self, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
+        """JSON for ``/api/timeline?partition=NAME``: the newest events, with times in seconds since 1970."""
+        offset = time.time() - monotonic()
+        events = self.timeline.view(query.get("partition", ""))
+        for event in events:
+            event["start"] += offset
+            event["end"] += offset
+        found = {"time": time.time(), "events": events, "left_out": self.timeline.left_out}
+        return "application/json", [_JSON.encode(found)]
 
     def view(self, span_s: float, partition: str) -> dict[str, Any]:
         """Plain values: the queue, its tasks, the reasons of waits and one partition over the newest ``span_s``

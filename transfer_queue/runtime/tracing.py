@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from transfer_queue.control.commands import Batch, Clear, Command, Commit, Committed, Fetch, Reply
+from transfer_queue.control.commands import Batch, Clear, Command, Commit, Committed, Fetch, Lookup, Reply
 
 __all__ = ["MOST_EVENTS", "Recorder"]
 
@@ -32,6 +32,8 @@ class Recorder:
             if reply is not None and not indexes:
                 return  # nothing was ready and the client did not want to wait: a poll
             event = ["fetch", client, command.partition, command.task, command.fields, indexes, 0]
+        elif isinstance(command, Lookup) and isinstance(reply, Batch) and reply.indexes:
+            event = ["get", client, command.partition, "", command.fields or [], reply.indexes, 0]
         elif isinstance(command, Clear):
             event = ["clear", client, command.partition, "", [], command.indexes or b"", 0]
         else:

@@ -119,6 +119,21 @@ def test_a_link_to_a_partition_shows_its_past_and_stays_valid(stuck: Stack, page
     assert "There is no past of partition never_there" in page.text("#past-note")
 
 
+def test_the_timeline_shows_which_put_ended_a_wait(stuck: Stack, page: Page) -> None:
+    events = json.loads(stuck.controller.http("/api/timeline")[1])["events"]
+    puts = {event["number"]: event for event in events if event["kind"] == "put"}
+    ends = {(event["stage"], puts[event["ended_by"]]["stage"]) for event in events if event["ended_by"]}
+    assert ends <= {("reward", "rollout_worker"), ("advantage", "reward"), ("trainer", "advantage")}
+    assert ends
+    page.show(url(stuck))
+    page.ask("document.querySelector('#timeline summary').click()")
+    page.ask("document.getElementById('timeline-span').value = '600'; drawTimeline()")
+    wait_until(lambda: page.ask("document.querySelectorAll('#lanes .arrow').length"), "an arrow is drawn", 60)
+    assert "ended by advantage with adv" in page.text("#timeline table")
+    assert page.violations() == []
+    page.keep("timeline")
+
+
 def test_five_hundred_partitions_with_long_names_are_found(page: Page) -> None:
     with running_stack(units=1, capacity="64Mi") as stack:
         config = AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))
