@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         kv_clear,
         kv_list,
         kv_put,
+        status,
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
@@ -139,6 +140,7 @@ __all__ = [
     "kv_put",
     "load_checkpoint",
     "save_checkpoint",
+    "status",
 ]
 
 _HOMES = {

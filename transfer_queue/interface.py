@@ -12,6 +12,7 @@ from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Layout, Out
 from transfer_queue.client.parser import DataParser
 from transfer_queue.client.read_options import ReadOptions
+from transfer_queue.client.status import QueueStatus, look
 from transfer_queue.client.twins import blocking
 from transfer_queue.compat.paths import legacy_attribute
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
@@ -37,6 +38,7 @@ __all__ = [
     "kv_clear",
     "kv_list",
     "kv_put",
+    "status",
 ]
 
 Tag = dict[str, Any]
@@ -57,6 +59,28 @@ def get_metrics_endpoint() -> str | None:
         return current_client().metrics_endpoint
     except (ConnectionLostError, NotInitializedError):
         return None
+
+
+def status() -> QueueStatus:
+    """What the queue holds, how much of it is ready, and what requests wait for.
+
+    Notebooks show it as a table with bars, terminals as text. A queue with access policies shows it to administrators.
+
+    Returns:
+        The state at this moment; call again for a newer one.
+
+    Raises:
+        ConnectionLostError: The controller cannot be reached.
+        NotAuthorizedError: The access policy does not allow this client to see the whole queue.
+
+    Example:
+        >>> tq.status()
+        default: 64 rows, 1 partitions, 3 clients, 2 of 2 storage units
+          train_7: 64 rows; tokens 64/64, reward 32/64
+        task 'trainer' has waited 41 s for 64 rows of 'train_7': 32 are ready, 'reward' is missing on 32 of 64
+    """
+    client = current_client()
+    return client.run(look(client.engine))
 
 
 async def async_kv_put(

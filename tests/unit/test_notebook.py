@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from transfer_queue.client.status import QueueStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 
@@ -31,3 +32,35 @@ def test_a_long_batch_shows_its_first_rows_and_how_many_more() -> None:
 
 def test_an_empty_batch_is_a_title() -> None:
     assert BatchMeta()._repr_html_() == "<p><strong>0 rows, 0 ready: no fields</strong></p>"
+
+
+def test_the_state_of_a_queue_is_a_table_with_bars_and_plain_text() -> None:
+    partition = {
+        "name": "<b>train",
+        "rows": 4,
+        "lost": 0,
+        "fields": {"tokens": 4, "re&ward": 1},
+        "subscriptions": [{"task": "trainer", "consumed": 1, "ready": 0, "waiting": 2}],
+    }
+    picture = {
+        "queue": "default",
+        "rows": 4,
+        "clients": 3,
+        "partitions": [partition],
+        "waiters": [],
+        "units": [{"connected": True}, {"connected": False}],
+        "expected_units": 2,
+    }
+    status = QueueStatus(picture)
+    assert repr(status).splitlines() == [
+        "default: 4 rows, 1 partitions, 3 clients, 1 of 2 storage units",
+        "  <b>train: 4 rows; tokens 4/4, re&ward 1/4",
+        "no request is waiting",
+        "1 of 2 storage units are connected",
+    ]
+    shown = status._repr_html_()
+    assert "&lt;b&gt;train" in shown
+    assert "re&amp;ward 1/4" in shown
+    assert "width:25%" in shown
+    assert "trainer: 1 consumed, 0 ready, 2 waiting" in shown
+    assert "<b>" not in shown

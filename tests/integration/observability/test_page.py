@@ -116,6 +116,14 @@ def test_a_picture_of_the_page_is_kept_in_the_docs(busy: Stack, tmp_path: Path) 
     assert PICTURE.read_bytes().startswith(b"\x89PNG")
 
 
+def test_status_in_a_program_says_the_same(busy: Stack) -> None:
+    status = tq.status()
+    assert status.partitions[0]["fields"] == {"tokens": 64, "log_probs": 64, "reward": 32}
+    assert "train_step_7: 64 rows; tokens 64/64, log_probs 64/64, reward 32/64" in repr(status)
+    assert "task 'trainer' has waited " in repr(status)
+    assert "reward 32/64" in status._repr_html_()
+
+
 def test_the_page_filters_partitions_by_its_address(busy: Stack, tmp_path: Path) -> None:
     page = browse(busy, tmp_path, "--dump-dom", path="/#filter=no_such_name")
     assert "No partition or task has this text in its name." in page
