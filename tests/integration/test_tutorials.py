@@ -35,6 +35,14 @@ def test_the_script_runs_and_prints_what_its_comments_say(script: Path) -> None:
             assert expected.split("  (")[0] in printed, f"{expected!r} is not in\n{printed}"
 
 
+@pytest.mark.timeout(300)
+def test_the_example_of_the_readme_is_a_file_that_runs() -> None:
+    script = ROOT / "examples" / "grpo.py"
+    body = script.read_text().split('"""\n\n', 1)[1]
+    assert f"```python\n{body}```" in (ROOT / "README.md").read_text()
+    assert "step 2: 32 rows" in run(script)
+
+
 def test_the_pages_are_in_step_with_the_scripts() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "tutorials"), "--check"], capture_output=True, text=True

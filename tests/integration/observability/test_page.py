@@ -88,6 +88,12 @@ def browse(stack: Stack, folder: Path, *arguments: str, path: str = "/") -> str:
     return done.stdout
 
 
+def export_svg(console: Console, title: str) -> str:
+    """What was printed, as a picture. No font from elsewhere: the docs must work offline."""
+    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return console.export_svg(title=title, code_format=form, unique_id=title.replace(" ", "-"))
+
+
 def test_the_page_shows_where_samples_wait(busy: Stack, tmp_path: Path) -> None:
     page = browse(busy, tmp_path, "--dump-dom")
     assert 'data-drawn="true"' in page
@@ -107,7 +113,7 @@ def test_the_page_shows_where_samples_wait(busy: Stack, tmp_path: Path) -> None:
 
 def test_a_picture_of_the_page_is_kept_in_the_docs(busy: Stack, tmp_path: Path) -> None:
     taken = tmp_path / "page.png"
-    browse(busy, tmp_path, f"--screenshot={taken}")
+    browse(busy, tmp_path, f"--screenshot={taken}", "--window-size=1100,1180")
     content = taken.read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
@@ -144,9 +150,7 @@ def test_a_picture_of_tq_top_is_kept_in_the_docs(busy: Stack) -> None:
     console.print("$ tq top --once\n")
     for part in draw_picture(picture, None):
         console.print(part)
-    # No font from elsewhere: the page must work offline.
-    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    image = console.export_svg(title="tq top", code_format=form, unique_id="tq-top")
+    image = export_svg(console, "tq top")
     for text in ("train_step_7", "trainer", "missing"):
         assert text in image
     assert "url(http" not in image

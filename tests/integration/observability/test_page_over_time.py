@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
+from rich.console import Console
+from rich.text import Text
 from tensordict import TensorDict
 
 from tests.browser import Page, open_browser
-from tests.integration.stack import Stack, running_stack
+from tests.integration.observability.test_page import export_svg
+from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
@@ -20,6 +27,7 @@ from transfer_queue.errors import TransferQueueError
 pytestmark = pytest.mark.timeout(600)  # a browser and servers start, on whatever machine
 STAGES = {"reward": (["tokens"], "reward"), "advantage": (["reward"], "adv"), "trainer": (["tokens", "adv"], "")}
 ROWS = 8
+WHY_PICTURE = ROOT / "docs" / "pictures" / "why.svg"
 
 
 class Pipeline:
@@ -88,6 +96,19 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     assert "advantage" in page.text("#chart-tasks .legend")
     wait_until(lambda: "⚠ The oldest request has waited" in page.text("#chart-reasons .verdict"), "it is red", 120)
     page.keep("stuck")
+
+
+def test_a_picture_of_tq_why_is_kept_in_the_docs(stuck: Stack) -> None:
+    command = ["-m", "transfer_queue.cli", "why", "--controller", stuck.address]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("'reward' holds up 'advantage', 'trainer'")
+    console = Console(record=True, width=100, file=io.StringIO(), highlight=False)
+    console.print(Text(f"$ tq why\n{done.stdout.rstrip()}"))
+    image = export_svg(console, "tq why")
+    if os.environ.get("TQ_KEEP_PICTURES"):  # make pictures
+        WHY_PICTURE.write_text(image)
+    assert "reward" in WHY_PICTURE.read_text()
 
 
 @pytest.mark.parametrize(
