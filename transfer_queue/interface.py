@@ -80,7 +80,7 @@ def status() -> QueueStatus:
         task 'trainer' has waited 41 s for 64 rows of 'train_7': 32 are ready, 'reward' is missing on 32 of 64
     """
     client = current_client()
-    return client.run(look(client.engine))
+    return client.run(lambda: look(client.engine))
 
 
 async def async_kv_put(

@@ -9,8 +9,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -19,7 +18,6 @@ import msgspec
 from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.config.security import ServerSecurity
 from transfer_queue.control.commands import Command, Commit, Fetch, Lookup, Reply, Value
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
@@ -31,7 +29,6 @@ from transfer_queue.errors import (
     RequestError,
     TransferQueueError,
     UnsupportedRequestError,
-    WaitTimeoutError,
 )
 from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
@@ -40,11 +37,12 @@ from transfer_queue.runtime.counters import ControllerCounters
 from transfer_queue.runtime.drains import Drains
 from transfer_queue.runtime.durable import GroupCommit
 from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
-from transfer_queue.runtime.http import Page, StatusServer
+from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import OWED, LongAnswers
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.observer import Observer
+from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.recovery import Keeping
@@ -55,7 +53,6 @@ from transfer_queue.runtime.tls import Reread
 from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.runtime.why import explain_timeout
-from transfer_queue.web import read_pages
 from transfer_queue.wire.messages import (
     Adopt,
     Announce,
@@ -128,7 +125,6 @@ class Controller(Server):
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
         self._changed: set[tuple[int, int]] = set()  # requests (client, number) that changed something this time
-        self._known_writers: dict[Any, list[str]] = {}  # of the fetches that time out now
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_at: float | None = None
         self._sweeper = loop.call_later(config.timing.heartbeat / 2, self._sweep)
@@ -445,7 +441,6 @@ class Controller(Server):
             elif isinstance(effect, FreeBlocks):
                 self._after(self.units.free, effect.unit, effect.blocks)
         self._changed.clear()
-        self._known_writers.clear()
         deadline = self.core.next_deadline()
         if deadline != self._deadline_at:
             if self._deadline is not None:
@@ -500,21 +495,14 @@ class Controller(Server):
         if self.recorder is not None:
             self.recorder.record(session.client_id, parked.command, answer.reply, parked.since, now)
         if answer.error is not None:
-            self._after(session.connection.fail, answer.request, self._explained(parked.command, answer.error))
+            error = explain_timeout(self, parked.command, answer.error)
+            self._after(session.connection.fail, answer.request, error)
         elif answer.reply is not None:
             if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
                 if self.journal is not None and self._changed_something(answer.client, answer.request):
                     self.journal.add(KeptReply(session.writer, answer.request, answer.reply))
             self._after(session.connection.reply, answer.request, answer.reply)
-
-    def _explained(self, command: Command, error: TransferQueueError) -> TransferQueueError:
-        """A timed-out fetch also says who should have written what is missing, unless clients must not know others."""
-        if not isinstance(error, WaitTimeoutError) or not isinstance(command, Fetch):
-            return error
-        if self.access is not None and self.access.limited:
-            return error
-        return explain_timeout(self, command, error, self._known_writers)
 
     def _tick(self) -> None:
         self._deadline_at = None
@@ -564,15 +552,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
     controller = Controller(config, core, asyncio.get_running_loop())
     if path is not None:
         controller.newest = Reread([path], lambda: load_document(ControllerConfig, path)).get
-    pages: dict[str, Page] = {}
-    if config.security == ServerSecurity():  # the pages show keys and tags to whoever asks
-        pages.update({path: partial(_same, *content) for path, content in read_pages().items()})
-        pages["/api/dataflow"] = partial(_dataflow, controller)
-        if config.metrics_port is not None:
-            controller.observer = Observer(controller)
-            controller.observer.start(controller._loop)
-            pages["/api/history"] = controller.observer.page
-            pages["/api/timeline"] = controller.observer.timeline_page
+    pages = make_pages(controller)
     status = StatusServer(
         controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
     )
@@ -605,14 +585,6 @@ def _check_shards(config: ControllerConfig) -> None:
         )
     if config.security.policy_file is not None:
         raise ConfigError(f"security.policyFile: {NO_POLICY}")
-
-
-async def _same(content_type: str, content: bytes, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
-    return content_type, [content]
-
-
-async def _dataflow(controller: Controller, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
-    return "application/json", await controller.long_answers.json()
 
 
 def main() -> int:

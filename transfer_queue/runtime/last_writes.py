@@ -28,6 +28,9 @@ class LastWrites:
     def __init__(self) -> None:
         self._by_field: dict[str, dict[str, LastWrite]] = {}
         self._task_of: dict[str, str] = {}
+        self.connected: frozenset[str] = frozenset()
+        """Clients that were connected at ``connected_at``, of the controller's clock."""
+        self.connected_at = float("-inf")
 
     def note(self, client: str, command: Commit, at: float) -> None:
         """Remember a put that was accepted."""

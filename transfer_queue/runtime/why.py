@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.control.commands import Fetch
-from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.control.commands import Command, Fetch
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
@@ -29,7 +29,7 @@ def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dic
         controller: Whose clients they are.
         missing: Field -> the number of rows that lack it.
     """
-    connected = {session.client_id for session in controller.clients if session.connection is not None}
+    connected = _connected(controller)
     found: list[dict[str, Any]] = []
     for field, rows in missing.items():
         writes = controller.last_writes.all_of(field)
@@ -50,6 +50,15 @@ def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dic
     return found
 
 
+def _connected(controller: Controller) -> frozenset[str]:
+    """Names of the connected clients, made once for all requests that end at the same moment."""
+    now, known = controller.now(), controller.last_writes
+    if now - known.connected_at > 0.1:
+        connected = (session.client_id for session in controller.clients if session.connection is not None)
+        known.connected_at, known.connected = now, frozenset(connected)
+    return known.connected
+
+
 def in_words(writer: dict[str, Any]) -> str:
     """One of `find_writers` as part of a sentence."""
     if writer["client"] is None:
@@ -64,18 +73,18 @@ def in_words(writer: dict[str, Any]) -> str:
     return words
 
 
-def explain_timeout(
-    controller: Controller, command: Fetch, error: WaitTimeoutError, known: dict[Any, list[str]]
-) -> WaitTimeoutError:
-    """The error of a fetch with the clients that should have written what was missing. ``known``: sentences of other
-    fetches of the same moment."""
-    key = (command.partition, tuple(command.fields))
-    if key not in known:
-        partition = controller.core.partitions.get(command.partition)
-        missing = {} if partition is None else controller.core.serving.missing(command, partition)
-        lacking = {name: missing.get(name, 0) for name in command.fields if partition is None or missing.get(name)}
-        known[key] = [in_words(writer) for writer in find_writers(controller, lacking)]
-    return WaitTimeoutError("; ".join([str(error), *known[key]]))
+def explain_timeout(controller: Controller, command: Command, error: TransferQueueError) -> TransferQueueError:
+    """The error of a timed-out fetch with the clients that should have written what was missing, unless clients must
+    not know of each other. Other errors stay."""
+    if not isinstance(error, WaitTimeoutError) or not isinstance(command, Fetch):
+        return error
+    if controller.access is not None and controller.access.limited:
+        return error
+    fields = [name for name in command.fields if f"{name!r} is missing" in str(error)]
+    if command.partition not in controller.core.partitions:
+        fields = command.fields
+    words = [in_words(writer) for writer in find_writers(controller, dict.fromkeys(fields, 0))]
+    return WaitTimeoutError("; ".join([str(error), *words]))
 
 
 def explain(picture: dict[str, Any], partition: str | None = None) -> list[str]:
