@@ -20,7 +20,7 @@ from tests.browser import Page, open_browser
 from tests.integration.observability.test_page import export_svg
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
-from transfer_queue.client.client import TransferQueueClient
+from transfer_queue import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.errors import TransferQueueError
 
