@@ -20,7 +20,7 @@ import numpy as np
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.waiters import Waiter
 from transfer_queue.runtime.history import Gauge, History, Rate
-from transfer_queue.runtime.timeline import Timeline
+from transfer_queue.runtime.timeline import Event, Timeline
 
 if TYPE_CHECKING:
     from transfer_queue.control.partition import Partition
@@ -317,14 +317,26 @@ class Observer:
         return "application/json", [_JSON.encode(self.view(span_s, query.get("partition", "")))]
 
     async def timeline_page(self, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
-        """JSON for ``/api/timeline?partition=NAME``: the newest events, with times in seconds since 1970."""
+        """JSON for ``/api/timeline?partition=NAME``: the newest events, and waits that go on as events of number 0.
+        Times are seconds since 1970."""
         offset = time.time() - monotonic()
-        events = self.timeline.view(query.get("partition", ""))
+        events = self.timeline.view(query.get("partition", "")) + self._waits_going_on(query.get("partition", ""))
         for event in events:
             event["start"] += offset
             event["end"] += offset
         found = {"time": time.time(), "events": events, "left_out": self.timeline.left_out}
         return "application/json", [_JSON.encode(found)]
+
+    def _waits_going_on(self, partition: str) -> list[dict[str, Any]]:
+        now, found = monotonic(), []
+        for waiter in islice(self._controller.core.room, _MOST_WAITERS):
+            command, session = waiter.command, self._controller.clients.get(waiter.client)
+            if isinstance(command, Fetch) and partition in ("", command.partition):
+                client = "" if session is None else session.client_id
+                fields, rows = tuple(command.fields), command.batch_size
+                event = Event(0, "wait", command.task, client, command.partition, fields, rows, waiter.since, now)
+                found.append(event._asdict())
+        return found
 
     def view(self, span_s: float, partition: str) -> dict[str, Any]:
         """Plain values: the queue, its tasks, the reasons of waits and one partition over the newest ``span_s``

@@ -36,10 +36,14 @@ function reason(item) {
 const QUESTIONS = [
   { name: "reasons", title: "What is waited for", unit: "requests waiting", format: brief, queueOnly: true,
     series: (data) => longest(data.reasons, reason), verdict(data) {
-      const [worst] = longest(data.reasons, reason);
+      // A stage that waits itself is not to blame for what it does not write.
+      const waits = (task) => data.tasks.some((item) => item.task === task && recent(item.waited, data.step_s) > 0.5);
+      const roots = data.reasons.filter((item) => !waits(item.producer));
+      const [worst] = [...longest(roots, reason), ...longest(data.reasons, reason)];
       if (!worst) return [false, "Nothing was waited for."];
       const all = total(data.reasons.flatMap((item) => item.waited)) || 1;
-      const share = `${percent(total(worst[1]) / all)} of all waiting is for ${worst[0]}`;
+      const behind = roots.length && roots.length < data.reasons.length ? "; other stages wait behind it" : "";
+      const share = `${percent(total(worst[1]) / all)} of all waiting is for ${worst[0]}${behind}`;
       const wait = last(data.queue.oldest_wait);
       return wait >= LATE_S ? [true, `The oldest request has waited ${seconds(wait)}; ${share}.`] : [false, `${share}.`];
     } },

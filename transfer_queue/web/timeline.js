@@ -16,7 +16,7 @@ function svg(tag, attributes, ...children) {
 
 function told(event) {
   const fields = event.fields.join(", ") || "all fields";
-  const lasted = event.kind === "wait" ? ` ${seconds(event.end - event.start)} for` : "";
+  const lasted = event.kind === "wait" ? ` ${seconds(event.end - event.start)}${event.number ? "" : " by now"} for` : "";
   return `${event.stage}: ${event.kind}${lasted} ${fields}, ${event.rows} rows of ${event.partition}`;
 }
 
@@ -49,7 +49,8 @@ function drawTimeline() {
   const { time, events, left_out: leftOut } = newest;
   const start = time - Number(document.getElementById("timeline-span").value);
   const shown = events.filter((event) => event.end >= start);
-  const all = [...new Set(shown.map((event) => event.stage))].sort();
+  const there = new Set(shown.map((event) => event.stage));
+  const all = [...new Set(events.map((event) => event.stage))].filter((stage) => there.has(stage));
   const stages = all.slice(0, MOST_LANES);
   drawLanes(shown, stages, start, time);
   const section = document.getElementById("timeline");
@@ -66,7 +67,7 @@ function drawTimeline() {
     number(row.cells[3], waits.length);
     number(row.cells[4], seconds(waits.reduce((sum, event) => sum + event.end - event.start, 0)));
     const put = longest && byNumber.get(longest.ended_by);
-    const by = put ? `, ended by ${put.stage} with ${put.fields.join(", ")}` : "";
+    const by = longest && !longest.number ? ", and goes on" : put ? `, ended by ${put.stage} with ${put.fields.join(", ")}` : "";
     write(row.cells[5], longest ? `${seconds(longest.end - longest.start)} for ${longest.fields.join(", ")}${by}` : "–");
   });
   section.dataset.drawn = "true";

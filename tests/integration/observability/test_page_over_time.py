@@ -92,7 +92,9 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in cause
     page.show(url(stuck))
     assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why .fault")
-    wait_until(lambda: "reward, by reward" in page.text("#chart-reasons"), "the plot says what is waited for", 60)
+    wait_until(
+        lambda: "waiting is for reward, by reward" in page.text("#chart-reasons .verdict"), "the plot says why", 60
+    )
     assert "advantage" in page.text("#chart-tasks .legend")
     wait_until(lambda: "⚠ The oldest request has waited" in page.text("#chart-reasons .verdict"), "it is red", 120)
     page.keep("stuck")
@@ -150,7 +152,7 @@ def test_the_timeline_shows_which_put_ended_a_wait(stuck: Stack, page: Page) -> 
     page.ask("document.querySelector('#timeline summary').click()")
     page.ask("document.getElementById('timeline-span').value = '600'; drawTimeline()")
     wait_until(lambda: page.ask("document.querySelectorAll('#lanes .arrow').length"), "an arrow is drawn", 60)
-    assert "ended by advantage with adv" in page.text("#timeline table")
+    assert "for tokens, adv, and goes on" in page.text("#timeline table")
     assert page.violations() == []
     page.keep("timeline")
 
