@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests.integration.test_checkpoint import content, fill, without_indexes
 from tests.waiting import wait_until
 from transfer_queue.cli.link import Link
 from transfer_queue.client.draining import drain_unit, undrain_unit
+from transfer_queue.client.engine import Engine
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.processes import SamplerChoice, Timing
 from transfer_queue.control.commands import Clear, ListKeys
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataset, mark_end
-from transfer_queue.errors import ConnectionLostError, RequestError, StartError, UnsupportedRequestError
+from transfer_queue.errors import ConnectionLostError, QueueNotEmptyError, RequestError, StartError
 from transfer_queue.launch import local
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
+from transfer_queue.wire.messages import Capture
 
 SHARDS = 3
 DEAD = 2
@@ -189,16 +196,87 @@ def test_forwarded_ports_of_all_shards_are_enough_for_the_tools(
         assert [line.addresses for line in link._lines] == [[address] for address in stack.controller_addresses]
 
 
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@contextmanager
+def attached(shards: int) -> Iterator[None]:
+    """This process attached to a queue of its own."""
+    with LocalStack(default_plan(units=2, unit_capacity=64 << 20, shards=shards)).start() as stack:
+        tq.init({"controller": {"addresses": [stack.controller_addresses[0]]}, "security": {"allowPickle": True}})
+        try:
+            yield
+        finally:
+            tq.close()
+
+
+def seen() -> Any:
+    """The order of the partitions depends on the controllers that they are on."""
+    return {**without_indexes(content()), "order": sorted(list(keys) for keys in tq.kv_list().values())}
+
+
+def test_a_checkpoint_goes_from_any_number_of_controllers_to_any_other(tmp_path: Path) -> None:
+    with attached(SHARDS):
+        fill()
+        for shard in range(SHARDS):
+            tq.kv_put("k", partition_on(shard), {"x": torch.full((3,), shard)}, tag={"shard": shard})
+        before = seen()
+        tq.save_checkpoint(tmp_path / str(SHARDS))
+        tq.kv_put("later", partition_on(0), {"x": torch.ones(1)})
+        tq.load_checkpoint(tmp_path / str(SHARDS))
+        assert seen() == before
+    for shards, saved in ((1, SHARDS), (2, 1), (3, 2)):
+        with attached(shards):
+            tq.load_checkpoint(tmp_path / str(saved), replace=False)
+            assert seen() == before
+            with pytest.raises(QueueNotEmptyError):
+                tq.load_checkpoint(tmp_path / str(saved), replace=False)
+            tq.save_checkpoint(tmp_path / str(shards))
+            fresh = tq.get_client().get_meta(["x"], 13, "rows", task_name="train")
+            assert tq.get_client().get_data(fresh)["x"].tolist() == list(range(7, 20))
+
+
+def test_a_checkpoint_of_several_controllers_is_one_moment(
+    client: tq.TransferQueueClient, stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer writes each step to a partition on each controller in turn. At any moment the steps differ by one,
+    also when the last controller is asked late."""
+    partitions = [partition_on(shard) for shard in range(SHARDS)]
+    stop = threading.Event()
+
+    transfer = Engine.transfer
+
+    async def late_to_the_last(engine: Engine, message: Any, *rest: Any) -> Any:
+        if isinstance(message, Capture) and engine.shard is not None and engine.shard.number == SHARDS - 1:
+            await asyncio.sleep(0.2)
+        return await transfer(engine, message, *rest)
+
+    monkeypatch.setattr(Engine, "transfer", late_to_the_last)
+
+    def produce() -> None:
+        producer = tq.TransferQueueClient("producer", stack.controller_addresses[0])
+        for step in itertools.count():
+            for partition in partitions:
+                producer.run(producer.kv.put_one, "k", partition, None, {"step": step}, None)
+            if stop.is_set():
+                break
+        producer.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        producing = pool.submit(produce)
+        wait_until(lambda: len(tq.kv_list()) == SHARDS, "the producer produces")
+        for number in range(3):
+            tq.save_checkpoint(tmp_path / str(number))
+        stop.set()
+        producing.result(60)
+    for number in range(3):
+        tq.load_checkpoint(tmp_path / str(number))
+        steps = [tq.kv_list(name)[name]["k"]["step"] for name in partitions]
+        assert steps == sorted(steps, reverse=True)
+        assert steps[0] - steps[-1] <= 1
+
+
 # ------------------------------------------------------------------------------------------------------ what is refused
-
-
-def test_a_checkpoint_is_refused(client: tq.TransferQueueClient, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequestError, match="several controllers do not share"):
-        tq.save_checkpoint(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    with pytest.raises(UnsupportedRequestError, match="several controllers do not share"):
-        tq.load_checkpoint(tmp_path / "b")
-    assert list(tmp_path.iterdir()) == [tmp_path / "b"]
 
 
 def test_a_controller_refuses_partitions_of_others(client: tq.TransferQueueClient, stack: LocalStack) -> None:

@@ -22,13 +22,16 @@ from transfer_queue.checkpoint.files import (
     read_manifest,
 )
 from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
-from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process, engine_of
+from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
+from transfer_queue.checkpoint.shards import partitions_of_shard
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
 from transfer_queue.client.operation import Operation
+from transfer_queue.client.shards import engines_of
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.control.checkpoint import counted
 from transfer_queue.control.commands import BlockRef
+from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -66,9 +69,9 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
         CorruptCheckpointError: a file is damaged; the message names it.
         QueueNotEmptyError: the queue has rows, and ``replace`` is False.
         CapacityError: the storage units have too little room.
-        UnsupportedRequestError: the queue has several controllers.
 
-    In each case the queue is unchanged.
+    In each case the queue is unchanged, with one exception: if one of several controllers fails while they take over
+    the checkpoint, the error says how many have it already. Load it again then.
     """
     directory = open_directory(checkpoint_dir)
     check_flag("replace", replace)
@@ -79,7 +82,6 @@ def load_queue(
     client: Client, directory: CheckpointDirectory, *, replace: bool = False, progress: Progress | None = None
 ) -> Manifest:
     """``load_checkpoint`` into the queue of ``client``; returns what was loaded."""
-    engine_of(client)
     with reading(directory) as manifest:
         _load(client, directory, manifest, replace, progress)
         return manifest
@@ -112,9 +114,13 @@ def captured_state(directory: CheckpointDirectory, manifest: Manifest) -> dict[s
 
 
 def _load(
-    client: Client, directory: CheckpointDirectory, manifest: Manifest, replace: bool, progress: Progress | None
+    client: Client,
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    replace: bool,
+    progress: Progress | None,
 ) -> None:
-    engine = engine_of(client)
+    engines = engines_of(client.engine)
     found = client.run(client.rows.row_counts)
     if found and not replace:
         raise QueueNotEmptyError(
@@ -122,26 +128,43 @@ def _load(
             "or replace the rows of the queue (replace=True)"
         )
     captured = captured_state(directory, manifest)
-    stored: Stored = []
-    places: list[BlockPlace] = []
+    stored: list[Stored] = [[] for _ in engines]
+    slots: list[list[int]] = [[] for _ in engines]
+    adopted = 0
     try:
         with _sensible(directory):
             partitions = partitions_of_slots(captured["state"])
         for window, blocks in _blocks(directory, manifest, progress):
-            places += window
             scopes = [partitions.get(place.slot, "") for place in window]
-            store = engine.store_blocks(blocks, scopes, _WAIT_S, REQUEST_S)
-            stored += client.run(Operation, store, lambda refs: refs)
-        refs = {place.slot: [ref for ref, _ in parts] for place, parts in zip(places, stored, strict=True)}
-        with _sensible(directory):
-            captured["state"] = relocate(captured["state"], refs)
-        content = msgspec.msgpack.encode(captured)
-        client.run(Operation, engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None)
-        engine.settle(stored)
+            owners = [shard_of(name, len(engines)) for name in scopes]
+            for shard in sorted(set(owners)):
+                own = [number for number, owner in enumerate(owners) if owner == shard]
+                store = engines[shard].store_blocks(
+                    [blocks[number] for number in own], [scopes[number] for number in own], _WAIT_S, REQUEST_S
+                )
+                stored[shard] += client.run(Operation, store, lambda refs: refs)
+                slots[shard] += [window[number].slot for number in own]
+        for shard, engine in enumerate(engines):
+            with _sensible(directory):
+                part = partitions_of_shard(captured, shard, len(engines))
+                refs = {
+                    slot: [ref for ref, _ in parts] for slot, parts in zip(slots[shard], stored[shard], strict=True)
+                }
+                part["state"] = relocate(part["state"], refs)
+            content = msgspec.msgpack.encode(part)
+            client.run(Operation, engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None)
+            engine.settle(stored[shard])
+            adopted += 1
         if found:
             log.warning("the checkpoint %s replaced the rows of the queue: %s", directory, counted(found))
-    except BaseException:
-        client.run(Operation, engine.discard_blocks(stored), lambda done: None)
+    except BaseException as error:
+        for shard in range(adopted, len(engines)):
+            client.run(Operation, engines[shard].discard_blocks(stored[shard]), lambda done: None)
+        if adopted and isinstance(error, TransferQueueError):
+            raise CheckpointError(
+                f"{adopted} of {len(engines)} controllers have taken over the checkpoint {directory}, and the next one "
+                f"failed: {error}; load it again with replace=True"
+            ) from error
         raise
 
 

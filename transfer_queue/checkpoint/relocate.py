@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from transfer_queue.control.checkpoint import NO_UNIT
 from transfer_queue.control.commands import BlockRef
 
-__all__ = ["partitions_of_slots", "relocate"]
+__all__ = ["COLUMNS", "partitions_of_slots", "relocate"]
 
-_COLUMNS: dict[str, Any] = {
+COLUMNS: dict[str, Any] = {
     "unit": np.int32,
     "block": np.uint64,
     "start": np.int64,
@@ -22,12 +22,13 @@ _COLUMNS: dict[str, Any] = {
     "schema": np.int32,
     "suspect": np.uint8,
 }
+"""Of a state's table of blocks."""
 
 
 def relocate(state: Mapping[str, Any], refs: Mapping[int, Sequence[BlockRef]]) -> dict[str, Any]:
     """``state`` as of ``control.state.dump``, with the block of each slot in ``refs`` in the parts given there, in
     order of their rows. Blocks of other slots are lost."""
-    old = {name: np.frombuffer(state["blocks"][name], dtype) for name, dtype in _COLUMNS.items()}
+    old = {name: np.frombuffer(state["blocks"][name], dtype) for name, dtype in COLUMNS.items()}
     live = np.flatnonzero(old["cells"])
     parts: list[tuple[int, int, int, int, int]] = []  # old slot, unit, block, first row, bytes
     first_part = np.zeros(len(old["cells"]), np.int64)  # number in ``parts`` of a slot's first part
@@ -59,7 +60,7 @@ def relocate(state: Mapping[str, Any], refs: Mapping[int, Sequence[BlockRef]]) -
             family[1] = (np.sign(slots) * numbers[np.abs(slots)]).astype(np.int32).tobytes()
     columns = {
         name: np.concatenate((np.zeros(1, dtype), new[name][: len(parts)][used].astype(dtype))).tobytes()
-        for name, dtype in _COLUMNS.items()
+        for name, dtype in COLUMNS.items()
     }
     last, schemas = state["blocks"]["schemas"]
     counts = np.bincount(new["schema"][used], minlength=last + 1).tolist()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,11 +20,13 @@ from transfer_queue.checkpoint.files import (
     Writer,
     check_not_foreign,
 )
+from transfer_queue.checkpoint.relocate import COLUMNS
+from transfer_queue.checkpoint.shards import merge, slot_offsets
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
-from transfer_queue.control.directory import NO_CHECKPOINT
+from transfer_queue.client.shards import engines_of
 from transfer_queue.errors import (
     CheckpointError,
     ConnectionLostError,
@@ -30,13 +34,12 @@ from transfer_queue.errors import (
     InvalidTypeError,
     NotInitializedError,
     TransferQueueError,
-    UnsupportedRequestError,
 )
 from transfer_queue.lifecycle import current_client
 from transfer_queue.storage.base import Fetched
-from transfer_queue.wire.messages import Capture, EndCapture
+from transfer_queue.wire.messages import Capture, EndCapture, Resume
 
-__all__ = ["client_of_this_process", "engine_of", "save_checkpoint", "save_queue"]
+__all__ = ["client_of_this_process", "save_checkpoint", "save_queue"]
 
 REQUEST_S = 120.0
 _RETRY_FOR_S = 20.0
@@ -67,7 +70,6 @@ def save_checkpoint(
         InvalidInputError: fsspec does not know the URL, or the library for it is not installed.
         CheckpointError: a file cannot be written, or the directory belongs to something else.
         DataLostError, ConnectionLostError: a storage unit goes away.
-        UnsupportedRequestError: the queue has several controllers.
 
     Example:
         >>> tq.save_checkpoint("s3://bucket/run7/queue", metadata={"step": 1200})
@@ -87,7 +89,6 @@ def save_queue(
     progress: Progress | None = None,
 ) -> Manifest:
     """``save_checkpoint`` of the queue of ``client``; returns what was written."""
-    engine_of(client)
     try:
         directory.create()
         with directory.locked(shared=False):
@@ -111,13 +112,6 @@ def client_of_this_process() -> Client:
         raise NotInitializedError(f"TransferQueue is not initialized in this process: {error}") from None
 
 
-def engine_of(client: Client) -> Engine:
-    """Raises UnsupportedRequestError for a queue of several controllers."""
-    if not isinstance(client.engine, Engine):
-        raise UnsupportedRequestError(NO_CHECKPOINT)
-    return client.engine
-
-
 def _check_metadata(metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
@@ -137,17 +131,19 @@ def _save(
     metadata: dict[str, Any],
     progress: Progress | None,
 ) -> Manifest:
-    engine = engine_of(client)
-    content = client.run(Operation, engine.transfer(Capture(), (), REQUEST_S), lambda payload: payload)
+    engines = engines_of(client.engine)
     try:
-        captured = msgspec.msgpack.decode(content)
-        with_data = include_storage or engine.backend_kind == "simple"
-        places = _copy_blocks(client, writer, captured["state"], progress) if with_data else []
+        contents = client.run(Operation, _capture(engines), lambda payloads: payloads)
+        captured = [msgspec.msgpack.decode(content) for content in contents]
+        with_data = include_storage or client.engine.backend_kind == "simple"
+        places = _copy_blocks(client, writer, captured, progress) if with_data else []
     finally:
-        _end_capture(client)
-    writer.add_file("controller.msgpack", bytes(content))
+        for engine in engines:
+            _end_capture(client, engine)
+    state = merge(captured)
+    writer.add_file("controller.msgpack", bytes(contents[0]) if len(contents) == 1 else msgspec.msgpack.encode(state))
     writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
-    partitions = captured["state"]["partitions"]
+    partitions = state["state"]["partitions"]
     return writer.commit(
         storage_saved=with_data,
         user_metadata=metadata,
@@ -156,50 +152,81 @@ def _save(
     )
 
 
-def _end_capture(client: Client) -> None:
+async def _capture(engines: Sequence[Engine]) -> list[bytes]:
+    """The state of each controller, all at one moment: none changes rows before all have handed out their state."""
+    hold = len(engines) > 1
+    contents = await asyncio.gather(*(engine.transfer(Capture(hold), (), REQUEST_S) for engine in engines))
+    if hold:
+        await asyncio.gather(*(engine.transfer(Resume(), (), REQUEST_S) for engine in engines))
+    return contents
+
+
+def _end_capture(client: Client, engine: Engine) -> None:
     try:
-        client.run(Operation, engine_of(client).transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
+        client.run(Operation, engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
     except ConnectionLostError:
         return  # it ended with the connection
 
 
-def _copy_blocks(client: Client, writer: Writer, state: dict[str, Any], progress: Progress | None) -> list[BlockPlace]:
+class _Block(NamedTuple):
+    engine: Engine
+    unit: int
+    block: int
+    nbytes: int
+    slot: int
+    """In the table of the merged state."""
+
+
+def _copy_blocks(
+    client: Client, writer: Writer, captured: Sequence[dict[str, Any]], progress: Progress | None
+) -> list[BlockPlace]:
     """All blocks whose storage unit is there, into files."""
-    table = state["blocks"]
-    unit, block, nbytes, cells = (
-        np.frombuffer(table[name], dtype)
-        for name, dtype in (("unit", np.int32), ("block", np.uint64), ("nbytes", np.int64), ("cells", np.uint32))
-    )
-    slots = np.flatnonzero((cells > 0) & ~np.isin(unit, state["lost_units"]))
+    blocks = [
+        block
+        for engine, content, offset in zip(engines_of(client.engine), captured, slot_offsets(captured), strict=True)
+        for block in _present(engine, content["state"], offset)
+    ]
     places: list[BlockPlace] = []
-    done, total = 0, int(nbytes[slots].sum())
-    first = 0
-    while first < len(slots):
-        stop = first + 1
-        size = int(nbytes[slots[first]])
-        while stop < len(slots) and stop - first < WINDOW_BLOCKS and size + int(nbytes[slots[stop]]) <= WINDOW_BYTES:
-            size += int(nbytes[slots[stop]])
-            stop += 1
-        window = slots[first:stop]
-        fetched = _read(client, [(int(unit[slot]), int(block[slot]), int(nbytes[slot])) for slot in window])
+    done, total = 0, sum(block.nbytes for block in blocks)
+    while len(places) < len(blocks):
+        window = [blocks[len(places)]]
+        size = window[0].nbytes
+        for block in blocks[len(places) + 1 : len(places) + WINDOW_BLOCKS]:
+            if block.engine is not window[0].engine or size + block.nbytes > WINDOW_BYTES:
+                break
+            window.append(block)
+            size += block.nbytes
+        fetched = _read(client, window)
         try:
-            for slot, found in zip(window.tolist(), fetched.blocks, strict=True):
-                places.append(writer.add_block(slot, found.view.select(None, None).segments()))
+            for block, found in zip(window, fetched.blocks, strict=True):
+                places.append(writer.add_block(block.slot, found.view.select(None, None).segments()))
         finally:
             fetched.release()
-        first = stop
         done += size
         if progress is not None:
             progress(done, total)
     return places
 
 
-def _read(client: Client, blocks: list[tuple[int, int, int]]) -> Fetched:
+def _present(engine: Engine, state: dict[str, Any], offset: int) -> list[_Block]:
+    """The blocks of a controller that are not lost."""
+    table = state["blocks"]
+    unit, block, nbytes, cells = (
+        np.frombuffer(table[name], COLUMNS[name]) for name in ("unit", "block", "nbytes", "cells")
+    )
+    slots = np.flatnonzero((cells > 0) & ~np.isin(unit, state["lost_units"]))
+    return [
+        _Block(engine, int(unit[slot]), int(block[slot]), int(nbytes[slot]), slot + offset) for slot in slots.tolist()
+    ]
+
+
+def _read(client: Client, blocks: Sequence[_Block]) -> Fetched:
     """A storage unit whose connection broke may come back."""
+    wanted = [(block.unit, block.block, block.nbytes) for block in blocks]
     deadline = time.monotonic() + _RETRY_FOR_S
     while True:
         try:
-            read = engine_of(client).read_blocks(blocks, REQUEST_S)
+            read = blocks[0].engine.read_blocks(wanted, REQUEST_S)
             found: Fetched = client.run(Operation, read, lambda fetched: fetched)
             return found
         except (ConnectionLostError, DataLostError):

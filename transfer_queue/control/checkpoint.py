@@ -12,12 +12,13 @@ from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyErr
 if TYPE_CHECKING:
     from transfer_queue.control.core import ControlCore
 
-__all__ = ["NO_UNIT", "adopt", "capture", "check_empty", "counted", "load"]
+__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted", "load"]
 
 NO_UNIT = -1
 """In an adopted state: the storage unit of blocks whose bytes are lost."""
-_EXTENT_BITS = 20
-_SHARD_BITS = 48
+EXTENT_BITS = 20
+SHARD_BITS = 48
+"""An extent of row indexes starts at its number times 2**EXTENT_BITS, plus its shard times 2**SHARD_BITS."""
 
 
 def capture(core: ControlCore) -> dict[str, Any]:
@@ -111,9 +112,9 @@ def _moved(core: ControlCore, captured: dict[str, Any]) -> dict[str, Any]:
     """The state with extents that this core has not given out."""
     try:
         found = captured["state"]
-        shift = (core.space.used << _EXTENT_BITS) + (core.space.shard << _SHARD_BITS)
+        shift = (core.space.used << EXTENT_BITS) + (core.space.shard << SHARD_BITS)
         partitions = [
-            {**partition, "extents": [(start & ((1 << _SHARD_BITS) - 1)) + shift for start in partition["extents"]]}
+            {**partition, "extents": [(start & ((1 << SHARD_BITS) - 1)) + shift for start in partition["extents"]]}
             for partition in found["partitions"]
         ]
         extents = found["extents"] + core.space.used

@@ -17,12 +17,8 @@ import msgspec
 from transfer_queue.control.commands import Value
 from transfer_queue.control.requests import Request, Scope
 
-__all__ = ["NO_CHECKPOINT", "NO_POLICY", "Shard", "merge_values", "shard_of", "shard_of_block", "spans", "writer_bits"]
+__all__ = ["NO_POLICY", "Shard", "merge_values", "shard_of", "shard_of_block", "spans", "writer_bits"]
 
-NO_CHECKPOINT = (
-    "a checkpoint is taken at one moment, which several controllers do not share; run the queue with one controller, "
-    "or keep its rows with spec.controller.durability"
-)
 NO_POLICY = "tenants are kept apart by one controller only; leave shards out"
 _WRITER_BITS = 31
 """Of a block id's 63; the low 32 are the writer's count."""

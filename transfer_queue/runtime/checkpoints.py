@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from transfer_queue.errors import RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import UnitRegistry
-from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture
+from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Resume
 
 __all__ = ["Checkpoints"]
 
@@ -26,23 +27,61 @@ _MAX_STATE_BYTES = 1 << 33
 """Some hundred million rows."""
 
 
-class Checkpoints:
-    """A capture belongs to the connection that asked for it and ends with it. ``after``: see ``UnitRegistry``."""
+_HOLD_S = 20.0
+"""Most time for which requests are put off. Clients wait longer than that."""
 
-    def __init__(self, core: ControlCore, units: UnitRegistry, after: Callable[..., None]) -> None:
+
+class Checkpoints:
+    """A capture, and its hold, belong to the connection that asked for them and end with it.
+
+    ``after``: see ``UnitRegistry``.
+    """
+
+    def __init__(
+        self, core: ControlCore, units: UnitRegistry, after: Callable[..., None], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._core = core
         self._units = units
         self._after = after
+        self._loop = loop
+        self._holder: Connection | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._put_off: dict[tuple[Connection, int], Callable[[], None]] = {}
+
+    @property
+    def holding(self) -> bool:
+        """Whether requests that change rows are put off."""
+        return self._holder is not None
+
+    def put_off(self, connection: Connection, request: int, serve: Callable[[], None]) -> None:
+        """Call ``serve`` when the hold ends, unless the request is cancelled or its connection ends before."""
+        self._put_off[connection, request] = serve
+
+    def cancel(self, connection: Connection, request: int) -> None:
+        self._put_off.pop((connection, request), None)
 
     def serve(
-        self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
+        self,
+        connection: Connection,
+        request: int,
+        body: Capture | Resume | EndCapture | Adopt,
+        payload: memoryview | None,
     ) -> None:
         session: ClientSession = connection.context
         if isinstance(body, Capture):
             self.gone(connection)
+            if body.hold:
+                self._hold(connection)
             content = ENCODER.encode(capture(self._core))
             self._units.pins.hold(connection, self._blocks())
             connection.reply(request, Captured(), [content])
+        elif isinstance(body, Resume):
+            if self._holder is not connection:
+                raise RequestError(
+                    f"the hold of this capture ended after {_HOLD_S:g} s, before every shard was captured"
+                )
+            self._resume()
+            connection.reply(request, Done())
         elif isinstance(body, EndCapture):
             self.gone(connection)
             connection.reply(request, Done())
@@ -59,8 +98,25 @@ class Checkpoints:
 
     def gone(self, connection: Connection) -> None:
         """End the capture of a connection, if it has one."""
+        if self._holder is connection:
+            self._resume()
         for unit, blocks in self._units.pins.release(connection).items():
             self._units.free(unit, blocks)
+
+    def _hold(self, connection: Connection) -> None:
+        if self._holder is not None:
+            raise RequestError("another process is saving a checkpoint of this queue; try again later")
+        self._holder = connection
+        self._limit = self._loop.call_later(_HOLD_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._holder = self._limit = None
+        put_off, self._put_off = self._put_off, {}
+        for (connection, _), serve in put_off.items():
+            if not connection.closed:
+                serve()
 
     def _blocks(self) -> Iterable[tuple[int, int]]:
         table = self._core.blocks

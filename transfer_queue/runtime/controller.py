@@ -10,6 +10,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -20,16 +21,11 @@ from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.control.commands import Command, Commit, Fetch, Lookup, Reply, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.directory import NO_CHECKPOINT, NO_POLICY, Shard, shard_of, spans
+from transfer_queue.control.directory import NO_POLICY, Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.control.requests import USERS, HandlerTable
-from transfer_queue.errors import (
-    ConfigError,
-    RequestError,
-    TransferQueueError,
-    UnsupportedRequestError,
-)
+from transfer_queue.errors import ConfigError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
 from transfer_queue.runtime.connection import Connection, Keepalive
@@ -69,6 +65,7 @@ from transfer_queue.wire.messages import (
     Look,
     Relocate,
     ReportOrphans,
+    Resume,
     Retire,
     Trace,
     UnitReport,
@@ -117,7 +114,7 @@ class Controller(Server):
             self._after,
             config.timing.peer_timeout,
         )
-        self.checkpoints = Checkpoints(core, self.units, self._after)
+        self.checkpoints = Checkpoints(core, self.units, self._after, loop)
         self.tickets = Tickets()
         self.drains = Drains(core, self.units)
         self.long_answers = LongAnswers(self)
@@ -220,6 +217,10 @@ class Controller(Server):
             if isinstance(body, Command) and isinstance(session, ClientSession):
                 if self.config.shards:
                     self._check_shard(body)
+                if body.mutates and self.checkpoints.holding:
+                    later = partial(self.serve, connection, request, body, payload, floor)
+                    self.checkpoints.put_off(connection, request, later)
+                    return
                 reply = self._apply(session, request, body, floor)
             else:
                 handler = self._requests.get((type(session), type(body)))
@@ -306,12 +307,14 @@ class Controller(Server):
     ) -> Value:
         return self.drains.serve(connection.context, body, connection.principal, self._loop.time())
 
-    @_requests.on((ClientSession, Capture), (ClientSession, EndCapture), (ClientSession, Adopt))
+    @_requests.on(*((ClientSession, kind) for kind in (Capture, Resume, EndCapture, Adopt)))
     def _checkpointed(
-        self, connection: Connection, request: int, body: Capture | EndCapture | Adopt, payload: memoryview | None
+        self,
+        connection: Connection,
+        request: int,
+        body: Capture | Resume | EndCapture | Adopt,
+        payload: memoryview | None,
     ) -> None:
-        if self.config.shards:
-            raise UnsupportedRequestError(NO_CHECKPOINT)
         self.checkpoints.serve(connection, request, body, payload)
 
     @_requests.on((Joining, Join))
@@ -380,6 +383,7 @@ class Controller(Server):
 
     @_notices.on((ClientSession, Cancel))
     def _cancel(self, connection: Connection, session: ClientSession, body: Cancel) -> None:
+        self.checkpoints.cancel(connection, body.request)
         if session.parked.pop(body.request, None) is not None:
             self.core.cancel(session.writer, body.request, self._loop.time())
             self._flush()

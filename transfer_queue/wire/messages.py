@@ -259,11 +259,20 @@ class Capture(Request, frozen=True, tag=True, omit_defaults=True):
     """Give me the whole state, and keep its blocks readable until EndCapture or the end of this connection.
 
     Answer: Captured with the state as payload, msgpack of ``control.checkpoint.capture``.
+
+    ``hold``: put off requests that change rows until Resume, for a few seconds at most. The captures of several shards
+    that all hold are one consistent cut.
     """
+
+    hold: bool = False
 
 
 class Captured(FromController, frozen=True, tag=True, omit_defaults=True):
     """See Capture."""
+
+
+class Resume(Request, frozen=True, tag=True, omit_defaults=True):
+    """End the hold of this connection's capture. Answer: Done; RequestError if the hold took too long and had ended."""
 
 
 class EndCapture(Request, frozen=True, tag=True, omit_defaults=True):
