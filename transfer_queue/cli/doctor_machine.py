@@ -20,6 +20,7 @@ from transfer_queue.cli.output import human_bytes
 from transfer_queue.cli.state import read_running, state_root
 from transfer_queue.errors import ConfigError, StartError
 from transfer_queue.fabric import Fabric, Resolution, resolve
+from transfer_queue.runtime.memory import left_of_groups
 from transfer_queue.storage.mooncake import engine
 
 __all__ = [
@@ -199,13 +200,9 @@ def shared_memory(subject: Subject) -> Iterator[Finding]:
 
 def memory(subject: Subject) -> Iterator[Finding]:
     available, source = psutil.virtual_memory().available, "available"
-    try:
-        limit = (subject.root / "sys/fs/cgroup/memory.max").read_text().strip()
-        used = int((subject.root / "sys/fs/cgroup/memory.current").read_text())
-        if limit.isdigit() and int(limit) - used < available:
-            available, source = int(limit) - used, "left of this container's limit"
-    except (OSError, ValueError):
-        pass  # no limit is known
+    left = min(left_of_groups(subject.root), default=available)
+    if left < available:
+        available, source = max(0, left), "left of this container's limit"
     needed = sum(unit.capacity for unit in subject.plan.units) if subject.plan is not None else 0
     if needed > available:
         text = f"{human_bytes(available)} {source}, but the storage units may take {human_bytes(needed)}"

@@ -5,15 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from transfer_queue.config.processes import StorageUnitConfig
 
-__all__ = ["arena_bytes", "free_memory"]
+__all__ = ["arena_bytes", "free_memory", "left_of_groups"]
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _PAGE = 1 << 20
+_UNLIMITED = 1 << 60
+"""Version 1 has no word for it, but a very large number."""
+
+
+class _Files(NamedTuple):
+    mount: str
+    limit: str
+    used: str
+    reclaimable: str
+
+
+_FILES = {
+    "": _Files("", "memory.max", "memory.current", "inactive_file"),
+    "memory": _Files("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Of control groups version 2 and 1, by their names in /proc/self/cgroup."""
 
 
 def arena_bytes(config: StorageUnitConfig) -> int:
@@ -29,27 +45,31 @@ def free_memory(directory: str) -> int:
     """Bytes that files in ``directory``, a tmpfs, may take: the least of what the machine, the limits of this
     process's control groups and the file system have left."""
     room = os.statvfs(directory)
-    return max(0, min(psutil.virtual_memory().available, room.f_bavail * room.f_frsize, *_left_of_groups()))
+    return max(0, min(psutil.virtual_memory().available, room.f_bavail * room.f_frsize, *left_of_groups()))
 
 
-def _left_of_groups() -> Iterator[int]:
-    """Free bytes of each group with a limit, innermost first, including reclaimable page cache."""
+def left_of_groups(root: Path = Path("/")) -> Iterator[int]:
+    """Free bytes of each control group of this process that has a limit, innermost first, including reclaimable page
+    cache. ``root``: the folder of /proc and /sys."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not on Linux
         return
-    unified = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if unified is None:
-        return
-    own = _CGROUPS / unified.lstrip("/")
-    for group in [own, *own.parents]:
-        if _CGROUPS not in (group, *group.parents):
-            return
-        try:
-            limit = (group / "memory.max").read_text().strip()
-            used = int((group / "memory.current").read_text())
-            kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # the root group has no such files
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        files = _FILES.get("memory" if "memory" in controllers.split(",") else controllers)
+        if files is None:
             continue
-        if limit != "max":
-            yield int(limit) - used + int(kept.get("inactive_file", 0))
+        top = root / "sys/fs/cgroup" / files.mount
+        own = top / path.lstrip("/")
+        for group in [own, *own.parents]:
+            if top not in (group, *group.parents):
+                break
+            try:
+                limit = (group / files.limit).read_text().strip()
+                used = int((group / files.used).read_text())
+                kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no such group in this mount, or the root group, which has no limit
+                continue
+            if limit.isdigit() and int(limit) < _UNLIMITED:
+                yield int(limit) - used + int(kept.get(files.reclaimable, 0))
