@@ -3,8 +3,9 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 BACKEND ?= mooncake
-# Tests run in two processes. A failed test runs once more by itself, which tells a flaky test from a broken one. Both fail the run.
-run_tests = $(PYTHON) -m pytest -n 2 --no-loadscope-reorder --rerun-failed $(1) $(PYTEST_ARGS)
+# Tests run in three processes, as they wait a third of the time on two cores. A failed test runs once more by itself, which tells a
+# flaky test from a broken one. Both fail the run.
+run_tests = $(PYTHON) -m pytest -n 3 --no-loadscope-reorder --rerun-failed $(1) $(PYTEST_ARGS)
 CORES := tests/unit/control tests/unit/sampler tests/unit/columns tests/unit/fabric tests/unit/operator tests/simulation
 # The tests of the pure cores and units, and one integration test of each kind.
 FAST := tests/unit tests/simulation tests/integration/test_roundtrip.py tests/integration/test_tq_commands.py \

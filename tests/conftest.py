@@ -3,7 +3,7 @@
 A failed test says how to repeat it, and where the logs of its servers lie: ``artefacts``. ``reruns`` tells a flaky test
 from a broken one.
 
-``make test`` runs it in two processes, as tests wait more than they compute. What shares servers or ports
+``make test`` runs it in three processes, as tests wait for a part of their time. What shares servers or ports
 stays together in one of them: each file by itself, and the folders and files of ``TOGETHER``.
 """
 
