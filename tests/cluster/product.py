@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kubernetes.dynamic.exceptions import NotFoundError
 
 from tests.cluster import cgroups
 from tests.cluster.cluster import Cluster
@@ -27,6 +28,7 @@ from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import main
 from tq_operator.kubectl.access import Access, connect
 from tq_operator.plan.names import QUEUE_LABEL
+from tq_operator.runtime.cluster import ClusterError as CallError
 
 CHART = REPOSITORY / "charts" / "transferqueue"
 JOBS = Path(__file__).parent / "jobs"
@@ -160,9 +162,11 @@ def scripts() -> dict[str, Any]:
 
 def logs(cluster: Cluster, name: str) -> str:
     """What Job `name` has printed so far; nothing while its pod starts."""
+    calls, pods = access(cluster).cluster, f"/api/v1/namespaces/{NAMESPACE}/pods"
     try:
-        return cluster.kubectl("logs", "-n", NAMESPACE, f"job/{name}")
-    except ClusterError:
+        found = calls.call("GET", pods, query=[("labelSelector", f"job-name={name}")])["items"]
+        return calls.read(f"{pods}/{found[0]['metadata']['name']}/log") if found else ""
+    except (NotFoundError, CallError):
         return ""
 
 
@@ -170,7 +174,8 @@ def finish(cluster: Cluster, names: Iterable[str], seconds: float = 180) -> None
     """Wait until the Jobs have succeeded; one that failed ends the test with its log."""
 
     def complete(name: str) -> bool:
-        status = json.loads(cluster.kubectl("get", "job", name, "-n", NAMESPACE, "-o", "json")).get("status", {})
+        job = access(cluster).cluster.call("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}")
+        status = job.get("status", {})
         assert not status.get("failed"), cluster.kubectl("logs", "-n", NAMESPACE, f"job/{name}", "--tail=40")
         return any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", []))
 

@@ -17,6 +17,7 @@ from tests.cluster.product import (
     CHART,
     NAMESPACE,
     PAGE,
+    access,
     apply,
     blocks,
     finish,
@@ -80,8 +81,9 @@ def test_the_storage_grows_shrinks_rolls_and_leaves_a_node_under_load_without_lo
 
     def units(label: str = "controller-revision-hash") -> dict[str, str]:
         """Storage pods that run, and the revision of each, or its node."""
-        selector = cluster.kubectl("get", "tq", name, "-n", NAMESPACE, "-o", "jsonpath={.status.storage.selector}")
-        pods = json.loads(cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "json"))["items"]
+        calls = access(cluster)
+        chosen = [("labelSelector", calls.queue(name)["status"]["storage"]["selector"])]
+        pods = calls.cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods", query=chosen)["items"]
         return {
             pod["metadata"]["name"]: pod["spec"]["nodeName"] if label == "node" else pod["metadata"]["labels"][label]
             for pod in pods
