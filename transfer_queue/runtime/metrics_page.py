@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -44,10 +45,12 @@ def _row(info: MetricInfo) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 1 if ``--check`` finds the file out of date."""
-    given = sys.argv[1:] if arguments is None else arguments
-    check = "--check" in given
-    (file,) = (Path(item) for item in given if item != "--check")
-    if check:
+    parser = argparse.ArgumentParser(prog="python -m transfer_queue.runtime.metrics_page", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file differs")
+    parser.add_argument("file", type=Path, help="the page")
+    options = parser.parse_args(arguments)
+    file: Path = options.file
+    if options.check:
         if not file.exists() or file.read_text() != page():
             print(f"{file} is out of date; run: make generate", file=sys.stderr)
             return 1
