@@ -359,6 +359,8 @@ def test_a_call_and_a_program_can_choose_the_layout(queue: Stack, partition: str
     ("conf", "text"),
     [
         ({"controler": {"sampler": "GRPOGroupNSampler"}}, r"controler: unknown setting; did you mean controller\?"),
+        ({"address": "127.0.0.1:1"}, r'address: unknown setting; controller\.addresses names a queue: \["host:port"\]'),
+        ({"controller": {"address": "127.0.0.1:1"}}, r"controller\.address: unknown setting"),
         ({"bakend": {}}, r"bakend: .*did you mean backend\?"),
         ({"controller": {"samplr": "GRPOGroupNSampler"}}, r"controller\.samplr: .*did you mean controller\.sampler\?"),
         ({"backend": {"SimpleStorag": SMALL}}, r"did you mean backend\.SimpleStorage\?"),

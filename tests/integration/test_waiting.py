@@ -70,6 +70,26 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
         assert waiting.result(60).size == 1
 
 
+def test_a_clear_of_a_misspelt_partition_says_so(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_put("a", f"{partition}-rows", {"x": torch.ones(2)})
+    tq.kv_clear("a", f"{partition}-rows7")  # as if of another step
+    assert "nothing was cleared" not in caplog.text
+    for clear in (tq.kv_clear, lambda keys, name: tq.get_client().clear_partition(name)):
+        caplog.clear()
+        clear("a", f"{partition}-rosw")
+        assert f"there is no partition '{partition}-rosw'; did you mean '{partition}-rows'?" in caplog.text
+
+
+def test_a_put_to_rows_of_another_partition_is_refused(queue: Stack, partition: str) -> None:
+    client = tq.get_client()
+    metadata = client.put(rows(2), partition_id=partition)
+    with pytest.raises(tq.InvalidInputError, match=rf"partition_id 'other' is not where .*'{partition}'"):
+        client.put(rows(2), metadata, "other")
+    assert client.put(rows(2), metadata, partition).size == 2
+
+
 def test_a_cancelled_fetch_consumes_nothing(queue: Stack, partition: str) -> None:
     client = tq.get_client()
 

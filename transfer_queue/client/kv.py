@@ -19,7 +19,7 @@ from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
-from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes
+from transfer_queue.client.rows import EMPTY, batch_meta, clear_rows, pack_indexes
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
@@ -189,10 +189,11 @@ class KvOperations:
         command = ListKeys("" if partition_id is None else check_text("partition_id", partition_id))
         return Operation(self._engine.request(command, self._options.request_s), _value)
 
-    def clear(self, keys: list[str] | str, partition_id: str) -> Operation[Reply, None]:
+    def clear(self, keys: list[str] | str, partition_id: str) -> Operation[None, None]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
-        return Operation(self._engine.request(Clear(partition_id, keys=keys), self._options.request_s), lambda _: None)
+        work = clear_rows(self._engine, Clear(partition_id, keys=keys), self._options.request_s)
+        return Operation(work, lambda _: None)
 
     # ---------------------------------------------------------------------------------------------- keys and metadata
 

@@ -38,6 +38,7 @@ from transfer_queue.control.commands import (
     Commit,
     Committed,
     ConsumptionStatus,
+    Done,
     Fetch,
     ListPartitions,
     Lookup,
@@ -49,7 +50,7 @@ from transfer_queue.control.commands import (
     StatusArrays,
     Value,
 )
-from transfer_queue.control.puts import did_you_mean
+from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.errors import (
     InvalidInputError,
     InvalidTypeError,
@@ -110,6 +111,21 @@ class FetchOptions(NamedTuple):
     timeout: float | None
     lease: float | None
     token_budget: int | None
+
+
+async def clear_rows(engine: QueueEngine, command: Clear, timeout_s: float) -> None:
+    """Carry out a clear. An unknown partition is no error, but one that is probably misspelt is warned of."""
+    reply = await engine.request(command, timeout_s)
+    if isinstance(reply, Done) and reply.absent:
+        listed = _value(await engine.request(ListPartitions(""), timeout_s))
+        own = _without_digits(command.partition)  # train_7 is not train_8 misspelt
+        names = [name for name in listed if _without_digits(name) != own]
+        if hint := did_you_mean([command.partition], names):
+            log.warning("nothing was cleared: there is no partition %r%s", command.partition, hint)
+
+
+def _without_digits(name: str) -> str:
+    return "".join(letter for letter in name if not letter.isdigit())
 
 
 class RowOperations:
@@ -260,6 +276,11 @@ class RowOperations:
         if metadata is not None:
             if not len(check_metadata(metadata)):
                 raise InvalidInputError("metadata is empty: it names no rows to write")
+            if partition_id is not None and (others := sorted({*metadata.partition_ids} - {partition_id})):
+                raise InvalidInputError(
+                    f"partition_id {partition_id!r} is not where the rows of metadata are ({name_some(others)}); leave "
+                    "it out to write to those rows, or leave metadata out for new ones"
+                )
             return self._put_to(metadata, self._encode(data, data_parser, custom_meta, len(metadata)), custom_meta)
         if partition_id is None:
             raise InvalidInputError("partition_id must be provided when there is no metadata")
@@ -350,8 +371,9 @@ class RowOperations:
 
         return Operation(work(), _nothing)
 
-    def clear_partition(self, partition_id: str) -> Operation[Reply, None]:
-        return Operation(self._engine.request(Clear(check_partition(partition_id)), self._options.request_s), _nothing)
+    def clear_partition(self, partition_id: str) -> Operation[None, None]:
+        command = Clear(check_partition(partition_id))
+        return Operation(clear_rows(self._engine, command, self._options.request_s), _nothing)
 
     # --------------------------------------------------------------------------------------------------------- status
 

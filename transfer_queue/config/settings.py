@@ -24,6 +24,8 @@ MOONCAKE = "backend.MooncakeStore"
 _IN_EFFECT = ("controller", "metrics", SIMPLE, MOONCAKE)
 """Sections whose entries are looked at; the section ``ray`` is a document of its own."""
 _ADDED = {"metrics.endpoint", "controller.addresses"}
+_ADDRESSES = {"address", "addresses", "controller_address", "controller_addresses", "controller.address"}
+"""What people write to attach to a queue. Without effect, another queue would be started."""
 _NAMED = ("controller", "metrics", "backend")
 _NEAR = 0.8
 """Similarity to the name of a setting above which a name counts as misspelt; 1: identical."""
@@ -108,6 +110,8 @@ def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str
         section = known.get(name)
         if isinstance(section, Mapping) and isinstance(value, Mapping) and path.startswith(_NAMED):
             _check_names(value, section, f"{path}.")
+        if path in _ADDRESSES:
+            raise ConfigError(f'{path}: unknown setting; controller.addresses names a queue: ["host:port"]')
         if name in known or path in _ADDED or name == chosen or path in _WITHOUT_EFFECT:
             continue
         near = difflib.get_close_matches(str(name), [str(other) for other in known if other not in given], 1, _NEAR)

@@ -254,7 +254,9 @@ class Reply(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Done(Reply, frozen=True, tag=True, omit_defaults=True):
-    """The command was carried out."""
+    """The command was carried out. ``absent``: there is no such partition, so that there was nothing to do."""
+
+    absent: bool = False
 
 
 class Value(Reply, frozen=True, tag=True, omit_defaults=True):

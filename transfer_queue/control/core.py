@@ -445,7 +445,7 @@ class ControlCore:
             raise InvalidInputError("keys is an empty list")
         partition = self.partitions.get(command.partition)
         if partition is None:
-            return Done()
+            return Done(absent=True)
         if command.keys is None and command.indexes is None:
             self.serving.drawer.forget(partition.name)
             self.clear_partition(partition)
