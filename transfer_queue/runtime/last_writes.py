@@ -56,6 +56,12 @@ class LastWrites:
         """The newest put of ``field`` by each client, the oldest first."""
         return list(self._by_field.get(field, {}).values())
 
+    def producer_of(self, field: str, client: str) -> str:
+        """The stage that writes a field: the task of ``client``, else its name if no other client writes the field."""
+        if task := self.task_of(client):
+            return task
+        return "several clients" if len(self._by_field.get(field, ())) > 1 else client
+
     def fetches(self, client: str, task: str) -> None:
         """A client fetches rows for a task: this is the stage whose results it writes."""
         known = self._task_of.get(client)

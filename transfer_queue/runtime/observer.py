@@ -165,8 +165,9 @@ class Observer:
             client, put, indexes = self._last_put
             if put.partition == command.partition and _overlap(indexes, reply.indexes):
                 field = next((field.name for field in put.fields if field.name in command.fields), None)
-                producer = self._stage(client)
-                return _Reason("rows", "", producer) if field is None else _Reason("field", field, producer)
+                if field is None:
+                    return _Reason("rows", "", self._stage(client))
+                return _Reason("field", field, self._controller.last_writes.producer_of(field, client))
         return None
 
     def _took(self, command: Fetch, reply: Batch) -> None:
@@ -294,7 +295,8 @@ class Observer:
         if not missing.get(field):
             return _Reason("rows")
         write = self._controller.last_writes.of(field)
-        return _Reason("field", field, "" if write is None else self._stage(write.client))
+        producer = "" if write is None else self._controller.last_writes.producer_of(field, write.client)
+        return _Reason("field", field, producer)
 
     def _stage(self, client: str) -> str:
         return self._controller.last_writes.task_of(client) or client

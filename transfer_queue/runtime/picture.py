@@ -132,5 +132,5 @@ def _lacks(controller: Controller, waiter: Waiter) -> tuple[str, list[dict[str, 
     counts = core.serving.missing(waiter.command, partition)
     missing = {name: rows for name, rows in counts.items() if rows}
     writers = find_writers(controller, missing or counts)
-    words = [in_words(writer) for writer in writers] if missing else []
+    words = in_words(writers) if missing else []
     return "; ".join([core.serving.shortfall(waiter.command, partition), *words]), writers

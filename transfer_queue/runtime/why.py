@@ -59,18 +59,32 @@ def _connected(controller: Controller) -> frozenset[str]:
     return known.connected
 
 
-def in_words(writer: dict[str, Any]) -> str:
-    """One of `find_writers` as part of a sentence."""
+def in_words(writers: list[dict[str, Any]]) -> list[str]:
+    """What `find_writers` found as parts of a sentence; fields of the same put share one."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for writer in writers:
+        together.setdefault((writer["client"], writer["partition"], round(writer["ago_s"])), []).append(writer)
+    return [_written(group) for group in together.values()]
+
+
+def _written(group: list[dict[str, Any]]) -> str:
+    writer, names = group[0], _names([each["field"] for each in group])
     if writer["client"] is None:
-        return f"no client has written {writer['field']!r} since this controller started"
+        return f"no client has written {names} since this controller started"
+    were = "was" if len(group) == 1 else "were"
     task = f" (task {writer['task']!r})" if writer["task"] else ""
     words = (
-        f"{writer['field']!r} was last written {writer['ago_s']:.0f} s ago in {writer['partition']!r} by "
+        f"{names} {were} last written {writer['ago_s']:.0f} s ago in {writer['partition']!r} by "
         f"{writer['client']}{task}, which is {'connected' if writer['connected'] else 'gone'}"
     )
     if writer["clients"] > 1:
         words += f" ({writer['clients_connected']} of the {writer['clients']} clients that write it are connected)"
     return words
+
+
+def _names(fields: list[str]) -> str:
+    *others, last = (repr(field) for field in fields)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def explain_timeout(controller: Controller, command: Command, error: TransferQueueError) -> TransferQueueError:
@@ -83,7 +97,7 @@ def explain_timeout(controller: Controller, command: Command, error: TransferQue
     fields = [name for name in command.fields if f"{name!r} is missing" in str(error)]
     if command.partition not in controller.core.partitions:
         fields = command.fields
-    words = [in_words(writer) for writer in find_writers(controller, dict.fromkeys(fields, 0))]
+    words = in_words(find_writers(controller, dict.fromkeys(fields, 0)))
     return WaitTimeoutError("; ".join([str(error), *words]))
 
 
@@ -130,12 +144,15 @@ def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Itera
             writers.setdefault(field, writer)
             held.setdefault(field, set()).add(waiter["task"])
             seconds[field] += waiter["waited_s"]
-    if not seconds or max(len({waiter["task"] for waiter in waiters}), len(waiters[0].get("writers", ()))) < 2:
+    stages = (
+        max(len({waiter["task"] for waiter in waiters}), len(in_words(waiters[0].get("writers", [])))) if waiters else 0
+    )
+    if not seconds or stages < 2:
         return
     field = seconds.most_common(1)[0][0]
     tasks = ", ".join(map(repr, sorted(held[field])))
     own = "" if writers[field]["client"] is None else " and waits for nothing itself"
-    yield f"{field!r} holds up {tasks}: {in_words(writers[field])}{own}"
+    yield f"{field!r} holds up {tasks}: {_written([writers[field]])}{own}"
 
 
 def _roots(

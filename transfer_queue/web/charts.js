@@ -139,6 +139,13 @@ function read(figure, place) {
   return write(figure.readout, `${new Date(1000 * figure.plotted.data[0][place]).toLocaleTimeString()}: ${values.join(", ")}`);
 }
 
+// Values without neighbours, which a line does not show.
+function alone(u, series) {
+  const values = u.data[series];
+  const there = (place) => values[place] !== null && values[place] !== undefined;
+  return values.map((_, place) => place).filter((place) => there(place) && !there(place - 1) && !there(place + 1));
+}
+
 function plot(figure, times, lines) {
   const { question } = figure;
   figure.lines = lines;
@@ -154,13 +161,13 @@ function plot(figure, times, lines) {
     scales: { y: { range: (u, low, high) => question.range || [0, high > 0 ? high * 1.1 : 1] } },
     axes: [{ ...axis, size: 24, space: 70, values: (u, splits) => splits.map((at) => new Date(1000 * at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(splits[1] - splits[0] < 60 ? { second: "2-digit" } : {}), hourCycle: "h23" })) },
       { ...axis, size: 62, space: 30, values: (u, splits) => splits.map((value) => question.format(value)) }],
-    series: [{}, ...lines.map((_, place) => ({ stroke: colour(LINES[place]), width: 1.6, dash: DASHES[place], points: { show: false, filter: null } }))],
+    series: [{}, ...lines.map((_, place) => ({ stroke: colour(LINES[place]), width: 1.6, dash: DASHES[place], points: { show: true, size: 4, fill: colour(LINES[place]), filter: alone } }))],
     hooks: { setCursor: [(u) => read(figure, u.cursor.idx)] },
   }, data, figure.plot);
   return figure.plotted;
 }
 
-function drawFigure(figure, data, of, times) {
+function drawFigure(figure, data, of, times, young) {
   const { question } = figure;
   const lines = question.series(data, of);
   const [bad, words] = question.verdict(data, of);
@@ -182,7 +189,7 @@ function drawFigure(figure, data, of, times) {
   });
   const empty = !lines.length;
   for (const part of [figure.plot, figure.legend, figure.readout, figure.table.parentNode]) part.hidden = empty;
-  if (!empty) plot(figure, times, lines);
+  if (!empty) plot(figure, times.slice(young), lines.map(([name, values]) => [name, values.slice(young)]));
 }
 
 function drawPast() {
@@ -190,6 +197,7 @@ function drawPast() {
   const wanted = chosenPartition();
   const of = wanted === null ? past.queue : past.partition;
   const times = Array.from({ length: (past.queue.rows || []).length }, (_, place) => past.start + place * past.step_s);
+  const young = times.findIndex((time) => time >= past.began - past.step_s);  // what was before the controller is no past
   write(document.getElementById("past-of"), wanted === null ? "" : ` of ${wanted}`);
   document.getElementById("past-all").hidden = wanted === null;
   const note = document.getElementById("past-note");
@@ -202,7 +210,7 @@ function drawPast() {
     const figure = figures.get(question.name);
     if (!figure) continue;
     figure.node.hidden = Boolean(hidden);
-    if (!hidden) drawFigure(figure, past, of, times);
+    if (!hidden) drawFigure(figure, past, of, times, Math.max(0, young));
   }
   document.body.dataset.plotted = "true";
 }

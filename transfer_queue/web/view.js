@@ -154,7 +154,8 @@ function partitions(waits) {
 function why() {
   keep(document.getElementById("why"), now.why.slice(0, 8).map((text, place) => ({ text, place })), (item) => item.place,
     () => element("li"), (node, item) => {
-      mark(node, "class", item.text.includes(" holds up ") ? "fault" : "");
+      const late = now.waiters.some((waiter) => waiter.waited_s >= LATE_S);
+      mark(node, "class", late && item.text.includes(" holds up ") ? "fault" : "");
       write(node, `${item.text[0].toUpperCase()}${item.text.slice(1)}.`);
     });
 }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,9 @@ def stuck() -> Iterator[Stack]:
     with running_stack(units=1, capacity="64Mi") as stack:
         pipeline = Pipeline(stack)
         try:
-            wait_until(lambda: len(look(stack)["waiters"]) == 2, "advantage and trainer wait", 120)
+            wait_until(
+                lambda: len(look(stack)["waiters"]) == 2 and wrote_once(stack), "advantage and trainer wait", 120
+            )
             yield stack
         finally:
             pipeline.close()
@@ -77,9 +80,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield found
 
 
-def look(stack: Stack) -> dict[str, object]:
-    found: dict[str, object] = json.loads(stack.controller.http("/api/dataflow")[1])
+def look(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stack.controller.http("/api/dataflow")[1])
     return found
+
+
+def wrote_once(stack: Stack) -> bool:
+    """All stages but the trainer have written their first batch."""
+    return look(stack)["counters"]["rows_put"] == 4 * ROWS
 
 
 def url(stack: Stack, path: str = "/") -> str:
@@ -91,7 +99,8 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     assert cause.startswith("'reward' holds up 'advantage', 'trainer': 'reward' was last written ")
     assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in cause
     page.show(url(stuck))
-    assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why .fault")
+    assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why")
+    wait_until(lambda: page.ask("document.querySelectorAll('#why .fault').length") == 1, "the cause is red", 120)
     wait_until(
         lambda: "waiting is for reward, by reward" in page.text("#chart-reasons .verdict"), "the plot says why", 60
     )
