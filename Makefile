@@ -96,6 +96,7 @@ release-dry-run: setup ## Build wheel, source archive and the chart's package in
 
 pictures: setup ## Take the pictures of the docs anew, from real runs
 	TQ_KEEP_PICTURES=1 $(PYTHON) -m pytest tests/integration/observability $(PYTEST_ARGS)
+	PYTHONPATH=. $(PYTHON) scripts/demo_picture docs/pictures/demo.png
 
 fuzz: setup ## Send FRAMES (default 1000000) wrong frames to real servers; they must live and stay flat
 	TQ_FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON) -m pytest -q -s tests/integration/security/test_fuzz_bulk.py $(PYTEST_ARGS)
