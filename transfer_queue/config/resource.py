@@ -483,12 +483,6 @@ class Spec(Model):
             "controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
         ),
         Rule(
-            lambda self: self.security.policy is None or self.controller.shards == 1,
-            "!has(self.security) || !has(self.security.policy) || !has(self.controller)"
-            " || !has(self.controller.shards) || self.controller.shards == 1",
-            "security.policy needs controller.shards 1: tenants are kept apart by one controller only",
-        ),
-        Rule(
             lambda self: self.sample_capacity is None or self.sample_capacity >= self.controller.shards,
             "!has(self.controller) || !has(self.controller.shards) || (has(self.controller.sampleCapacity)"
             " ? self.controller.sampleCapacity >= self.controller.shards : !has(self.backend.simple)"

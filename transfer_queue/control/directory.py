@@ -17,9 +17,8 @@ import msgspec
 from transfer_queue.control.commands import Value
 from transfer_queue.control.requests import Request, Scope
 
-__all__ = ["NO_POLICY", "Shard", "merge_values", "shard_of", "shard_of_block", "spans", "writer_bits"]
+__all__ = ["Shard", "merge_values", "shard_of", "shard_of_block", "shard_of_writer", "spans", "writer_bits"]
 
-NO_POLICY = "tenants are kept apart by one controller only; leave shards out"
 _WRITER_BITS = 31
 """Of a block id's 63; the low 32 are the writer's count."""
 
@@ -53,9 +52,14 @@ def writer_bits(shards: int) -> int:
     return _WRITER_BITS - (shards - 1).bit_length()
 
 
+def shard_of_writer(writer: int, shards: int) -> int:
+    """The shard that gave a client its number."""
+    return writer >> writer_bits(shards)
+
+
 def shard_of_block(block: int, shards: int) -> int:
     """The shard whose client wrote the block."""
-    return block >> 32 >> writer_bits(shards)
+    return shard_of_writer(block >> 32, shards)
 
 
 def spans(request: Request) -> bool:

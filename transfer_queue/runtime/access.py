@@ -15,6 +15,7 @@ import msgspec
 from transfer_queue.config.document import load_document
 from transfer_queue.config.security import Policy, PolicyPrincipal, ServerSecurity
 from transfer_queue.control.commands import Value
+from transfer_queue.control.directory import shard_of_writer
 from transfer_queue.control.requests import ADMINS, PRODUCERS, STORAGE, USERS, Roles, Scope
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
 from transfer_queue.runtime.secret import is_fresh, is_proof, prove
@@ -215,22 +216,26 @@ class GuardedStore:
     and fill blocks over their connection only.
     """
 
-    def __init__(self, store: Any, connected: Callable[[], bool]) -> None:
-        """``connected``: is this unit registered with the controller?"""
+    def __init__(self, store: Any, connected: Callable[[int], bool], shards: int = 1) -> None:
+        """``connected``: is this unit registered with that one of ``shards`` controllers?"""
         self._store = store
         self._registered = connected
         self._scopes: dict[int, str] = dict(getattr(store, "scopes", {}))
         self._principals: dict[Peer, Principal] = {}
-        self.tickets: Tickets | None = None
+        self._shards = shards
+        self.tickets: dict[int, Tickets] = {}
+        """By shard."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def admit(self, hello: wire.Hello, principal: Principal) -> None:
         """Raises NotAuthorizedError; ConnectionLostError while the controller is away."""
-        if self.tickets is None or (hello.ticket and not self._registered()):
+        shard = shard_of_writer(hello.writer, self._shards)
+        tickets = self.tickets.get(shard)
+        if tickets is None or (hello.ticket and not self._registered(shard)):
             raise ConnectionLostError("this storage unit is not registered with its controller; try again")
-        self.tickets.check(hello, principal)
+        tickets.check(hello, principal)
 
     def connected_as(self, peer: Peer, principal: Principal) -> dict[str, Any]:
         """See ``ClientServing.connected``."""

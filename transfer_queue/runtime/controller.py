@@ -21,7 +21,7 @@ from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.control.commands import Command, Commit, Fetch, Lookup, Reply, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.directory import NO_POLICY, Shard, shard_of, spans
+from transfer_queue.control.directory import Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.control.requests import USERS, HandlerTable
@@ -587,8 +587,6 @@ def _check_shards(config: ControllerConfig) -> None:
             f"shards: the units of backend {config.backend.kind!r} serve one controller; use the simple backend, or "
             "one controller"
         )
-    if config.security.policy_file is not None:
-        raise ConfigError(f"security.policyFile: {NO_POLICY}")
 
 
 def main() -> int:

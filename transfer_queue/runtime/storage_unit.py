@@ -19,7 +19,7 @@ import msgspec
 
 from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.processes import StorageUnitConfig
-from transfer_queue.control.directory import NO_POLICY, Shard, shard_of_block
+from transfer_queue.control.directory import Shard, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
@@ -273,7 +273,7 @@ class ControllerLink:
             self._connection = connection
             self.connected = True
             if isinstance(self._store, GuardedStore):
-                self._store.tickets = Tickets(joined.ticket_key)
+                self._store.tickets[self._shard or 0] = Tickets(joined.ticket_key)
             self._store.registered(joined.unit, joined.run)
             await self._store.free(unpack_blocks(joined.unknown))
             if self._joined_before or held:  # writers went on meanwhile
@@ -363,6 +363,9 @@ class ControllerLinks:
         """Is any controller there?"""
         return any(link.connected for link in self._links)
 
+    def connected_to(self, shard: int) -> bool:
+        return self._links[shard].connected
+
     def missing(self) -> str:
         """What readiness waits for; empty when ready."""
         if self.connected:
@@ -419,12 +422,12 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         lost=lambda: links.start_over(),
         in_doubt=lambda: links.tell_again(),
     )
-    if config.security.policy_file is not None and config.shards:
-        raise ConfigError(f"security.policyFile: {NO_POLICY}")
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     store = await open_store(config.backend.kind, context)
     if config.security.policy_file is not None:
-        store = cast("UnitStore", GuardedStore(store, lambda: links.connected))
+        store = cast(
+            "UnitStore", GuardedStore(store, lambda shard: links.connected_to(shard), max(1, len(config.shards)))
+        )
     try:
         links = ControllerLinks(config, store, keepalive)
     except ConfigError:

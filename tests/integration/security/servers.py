@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.queue_command import free_ports
 from tests.integration.stack import TIMING, Process
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig
@@ -14,14 +15,30 @@ from transfer_queue.config.document import validate_document
 
 
 class Servers:
-    """``controller`` and ``unit`` are processes."""
+    """``controllers`` and ``unit`` are processes."""
 
-    def __init__(self, folder: Path, controller: dict[str, Any], unit: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, controller: dict[str, Any], unit: dict[str, Any], shards: int = 1) -> None:
         local = {"host": "127.0.0.1", "port": 0, "metricsPort": 0, "timing": TIMING}
-        self.controller = Process(
-            "transfer_queue.runtime.controller", {**local, "security": controller}, folder, "controller"
-        ).wait_ready()
-        settings = {"controller": [self.address], "capacity": "32Mi", "directory": str(folder), "prefault": False}
+        first = free_ports(shards)
+        addresses = [f"127.0.0.1:{first + shard}" for shard in range(shards)] if shards > 1 else []
+        self.controllers = []
+        for shard in range(shards):
+            own = {"port": first + shard, "shard": shard, "shards": addresses} if addresses else {}
+            process = Process(
+                "transfer_queue.runtime.controller",
+                {**local, **own, "security": controller},
+                folder,
+                f"controller-{shard}",
+            )
+            self.controllers.append(process.wait_ready())
+        self.controller = self.controllers[0]
+        settings = {
+            "controller": [self.address],
+            "capacity": "32Mi",
+            "directory": str(folder),
+            "prefault": False,
+            "shards": addresses,
+        }
         self.unit = Process(
             "transfer_queue.runtime.storage_unit", {**local, **settings, "security": unit}, folder, "unit"
         )
@@ -45,12 +62,15 @@ class Servers:
 
     def stop(self) -> None:
         self.unit.stop()
-        self.controller.stop()
+        for controller in self.controllers:
+            controller.stop()
 
 
 @contextmanager
-def running(folder: Path, controller: dict[str, Any], unit: dict[str, Any] | None = None) -> Iterator[Servers]:
-    servers = Servers(folder, controller, controller if unit is None else unit)
+def running(
+    folder: Path, controller: dict[str, Any], unit: dict[str, Any] | None = None, shards: int = 1
+) -> Iterator[Servers]:
+    servers = Servers(folder, controller, controller if unit is None else unit, shards)
     try:
         servers.unit.wait_ready()
         yield servers

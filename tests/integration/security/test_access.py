@@ -16,6 +16,7 @@ from tests.integration.security.authority import Authority, policy_file, token_f
 from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
 from transfer_queue.control import commands
+from transfer_queue.control.directory import shard_of, writer_bits
 from transfer_queue.errors import NotAuthorizedError, TransferQueueError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.wire import messages as wire
@@ -72,6 +73,7 @@ CONTROLLER_REQUESTS: dict[str, Callable[[str], Any]] = {
     "ConsumptionStatus": lambda partition: commands.ConsumptionStatus(partition, "t"),
     "Snapshot": lambda partition: commands.Snapshot(partition),
     "Capture": lambda partition: wire.Capture(),
+    "Resume": lambda partition: wire.Resume(),
     "EndCapture": lambda partition: wire.EndCapture(),
     "Adopt": lambda partition: wire.Adopt(),
     "Look": lambda partition: wire.Look(),
@@ -218,6 +220,43 @@ def test_a_limited_tenant_gets_no_shared_memory_and_no_recycled_bytes(tenants: T
 def test_the_pages_with_keys_are_off_where_access_is_limited(tenants: Tenants) -> None:
     assert tenants.servers.controller.http("/api/dataflow")[0] == 404
     assert tenants.servers.controller.http("/healthz")[0] == 200
+
+
+def test_tenants_of_several_controllers_are_kept_apart(tmp_path: Path) -> None:
+    tokens = {"tokensFile": token_files(tmp_path), "policyFile": policy_file(tmp_path)}
+    security = {name: {"tokenFile": str(tmp_path / f"{name}.token")} for name in ("a", "b", "root", "storage")}
+    own, other = (
+        [next(f"{who}/{n}" for n in range(99) if shard_of(f"{who}/{n}", 2) == k) for k in (0, 1)] for who in "ab"
+    )
+    with running(tmp_path, {**security["storage"], **tokens}, shards=2) as servers:
+        for name, partitions in (("a", own), ("b", other)):
+            with servers.client(**security[name]) as client:
+                for partition in partitions:
+                    client.put(TensorDict({"x": ROWS}, batch_size=[20]), partition_id=partition)
+                    meta = client.get_meta(["x"], 20, partition, task_name="t")
+                    assert torch.equal(torch.as_tensor(client.get_data(meta)["x"]), ROWS)
+                assert sorted(client.get_partition_list()) == partitions
+                assert set(client.kv_list()) <= set(partitions)
+        with servers.client(**security["root"]) as client:
+            assert sorted(client.get_partition_list()) == sorted(own + other)
+        with servers.client(**security["b"]) as client:
+            for partition in own:
+                with pytest.raises(NotAuthorizedError, match="'b' may not do Fetch"):
+                    client.get_meta(["x"], 20, partition, task_name="other")
+
+        async def find(connection: Connection, welcome: Any) -> tuple[int, int]:
+            found, _payload = await connection.request(commands.Lookup(own[0], fields=["x"]), timeout_s=60)
+            return found.locations[0].blocks[0], welcome.writer
+
+        block, _ = as_peer(servers, security["a"], find)
+
+        async def read(connection: Connection, _: Any) -> None:
+            await connection.request(wire.Read([wire.ReadPart(block)]), timeout_s=60)
+
+        with pytest.raises(NotAuthorizedError, match="'b' may not do Read"):
+            as_peer(servers, security["b"], read, unit=True)
+        with pytest.raises(NotAuthorizedError, match="is not writer"):  # a number of the other controller
+            as_peer(servers, security["b"], read, unit=True, writer=(1 << writer_bits(2)) + 1)
 
 
 def test_a_policy_is_refused_with_a_backend_that_cannot_keep_tenants_apart(tmp_path: Path) -> None:

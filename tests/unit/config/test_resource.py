@@ -157,10 +157,6 @@ REFUSALS = [
         "{backend: {mooncake: {}}, controller: {shards: 2}}",
         "spec: controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
     ),
-    (
-        f"{{{SIMPLE}, controller: {{shards: 2}}, security: {{policy: []}}}}",
-        "spec: security.policy needs controller.shards 1: tenants are kept apart by one controller only",
-    ),
     (f"{{{SIMPLE}, controller: {{shards: 3, sampleCapacity: 2}}}}", f"spec: {TOO_FEW}"),
     ("{backend: {simple: {numUnits: 1, unitSize: 2}}, controller: {shards: 3}}", f"spec: {TOO_FEW}"),
     (
