@@ -1,5 +1,8 @@
 """Full rate for minutes: ``python -m bench.soak [--minutes 10]``. Exit status 1 if a byte is wrong or something grows.
 
+With ``--share 0.2`` at a modest rate instead: all processes together use about a fifth of one core, rows have 1 KB to
+64 MB, and the memory of each process is printed for every minute.
+
 Starts a controller and two storage units on this machine. Writers put rows, overwrite them, clear some and start again;
 readers get random rows as copies; slow readers hold views of them and look at them again before they let go. The
 contents of a row follow from its writer, key and version, so that every reader can check all bytes. Meanwhile memory
@@ -38,10 +41,53 @@ KEYS = 128
 WRITERS = 2
 WIDTHS = (16, 256, 2048)
 """Elements of the dense field, 8 bytes each; one of these a put."""
+LARGE_WIDTHS = (128, 4096, 1 << 17, 1 << 20, 1 << 23)
+"""The same for a run at a modest rate: rows of 1 KB to 64 MB."""
+MOST_BYTES = 64 << 20
+"""Of a put."""
+FEW_KEYS = 3
+"""So many keys of a writer have the rows of 1 MB and more, so that the arenas never fill up for long."""
 GROWTH = 0.02
+MINUTE = 120
+"""Samples of a minute."""
 SLACK_BYTES = 2 << 20
 """Of each process: what an allocator may take or give back from one second to the next."""
-Role = Callable[[int, Event], Counter[str]]
+
+
+class Pace:
+    """Keeps a process to a share of one core, in between its operations."""
+
+    def __init__(self, stop: Event, share: float = 0.0) -> None:
+        self.stop = stop
+        self.share = share
+        """0: no limit."""
+        self.widths = LARGE_WIDTHS if share else WIDTHS
+        self._used, self._since = time.process_time(), time.monotonic()
+
+    def goes_on(self) -> bool:
+        """Wait until the process has used less than its share, or is told to stop."""
+        if self.share:
+            due = self._since + (time.process_time() - self._used) / self.share
+            self.stop.wait(max(0.0, due - time.monotonic()))
+        return not self.stop.is_set()
+
+    def width_and_keys(self, chance: random.Random) -> tuple[int, list[int]]:
+        """What a put has: the width of its rows and their keys."""
+        width = chance.choice(self.widths)
+        count = min(chance.choice((1, 8, 64)), MOST_BYTES // (8 * width))
+        large = width >= 1 << 17
+        return width, sorted(
+            chance.sample(range(FEW_KEYS if large else KEYS), min(count, FEW_KEYS) if large else count)
+        )
+
+    def keys(self, chance: random.Random) -> list[int]:
+        """What a get asks for."""
+        if self.share and chance.random() < 0.5:
+            return chance.sample(range(FEW_KEYS), chance.choice((1, 2)))
+        return chance.sample(range(KEYS), chance.choice((1, 4, 16)))
+
+
+Role = Callable[[int, Pace], Counter[str]]
 
 
 def rows_of(writer: int, keys: list[int], version: int, width: int) -> TensorDict:
@@ -67,7 +113,7 @@ def wrong_rows(batch: TensorDict, writer: int, keys: list[int]) -> int:
         width = len(dense[number])
         good = (
             seed >> 32 == (writer << 8) + key
-            and width in WIDTHS
+            and width in WIDTHS + LARGE_WIDTHS
             and torch.equal(dense[number], torch.arange(seed, seed + width))
             and torch.equal(ragged[number], torch.arange(seed, seed + 1 + seed % 509))
             and texts[number] == f"{seed:x}" * (seed % 7)
@@ -76,14 +122,14 @@ def wrong_rows(batch: TensorDict, writer: int, keys: list[int]) -> int:
     return wrong
 
 
-def write(writer: int, stop: Event) -> Counter[str]:
-    """Put, overwrite and clear the rows of one partition until ``stop``."""
+def write(writer: int, pace: Pace) -> Counter[str]:
+    """Put, overwrite and clear the rows of one partition until it is told to stop."""
     chance, count, version = random.Random(writer), Counter[str](), 0
     partition = f"writer{writer}"
-    while not stop.is_set():
+    while pace.goes_on():
         version += 1
-        keys = sorted(chance.sample(range(KEYS), chance.choice((1, 8, 64))))
-        batch = rows_of(writer, keys, version, chance.choice(WIDTHS))
+        width, keys = pace.width_and_keys(chance)
+        batch = rows_of(writer, keys, version, width)
         try:
             tq.kv_batch_put([f"k{key}" for key in keys], partition, batch)
         except CapacityError:  # what slow readers hold takes room; it comes back
@@ -91,6 +137,7 @@ def write(writer: int, stop: Event) -> Counter[str]:
             continue
         count["puts"] += 1
         count["bytes"] += int(batch["dense"].nbytes)
+        del batch
         if chance.random() < 0.2:
             tq.kv_clear([f"k{key}" for key in keys[::2]], partition)
             count["clears"] += 1
@@ -100,11 +147,11 @@ def write(writer: int, stop: Event) -> Counter[str]:
     return count
 
 
-def _read(number: int, stop: Event, hold_s: float) -> Counter[str]:
+def _read(number: int, pace: Pace, hold_s: float) -> Counter[str]:
     chance, count = random.Random(1000 + number), Counter[str]()
-    while not stop.is_set():
+    while pace.goes_on():
         writer = chance.randrange(WRITERS)
-        keys = chance.sample(range(KEYS), chance.choice((1, 4, 16)))
+        keys = pace.keys(chance)
         try:
             batch = tq.kv_batch_get([f"k{key}" for key in keys], f"writer{writer}", zero_copy=hold_s > 0)
         except (KeyNotFoundError, StorageKeyNotFoundError, NotReadyError):  # cleared, or not put yet
@@ -113,28 +160,29 @@ def _read(number: int, stop: Event, hold_s: float) -> Counter[str]:
         count["gets"] += 1
         count["wrong"] += wrong_rows(batch, writer, keys)
         if hold_s:
-            stop.wait(hold_s)
+            pace.stop.wait(hold_s)
             count["wrong"] += wrong_rows(batch, writer, keys)
+        del batch
     return count
 
 
-def read(number: int, stop: Event) -> Counter[str]:
+def read(number: int, pace: Pace) -> Counter[str]:
     """Get copies and check them."""
-    return _read(number, stop, 0.0)
+    return _read(number, pace, 0.0)
 
 
-def read_slowly(number: int, stop: Event) -> Counter[str]:
+def read_slowly(number: int, pace: Pace) -> Counter[str]:
     """Get views, check them, hold them while their rows are overwritten and cleared, and check them again."""
-    return _read(number, stop, 0.2)
+    return _read(number, pace, 0.2)
 
 
-def work(address: str, role: Role, number: int, stop: Event, pipe: Pipe) -> None:
+def work(address: str, role: Role, number: int, stop: Event, pipe: Pipe, share: float) -> None:
     torch.set_num_threads(1)
     tq.init({"controller": {"addresses": [address]}})
     try:
         rows_of(number, [0], 0, WIDTHS[0])  # imports what torch loads on first use
         pipe.send("ready")
-        pipe.send(dict(role(number, stop)))
+        pipe.send(dict(role(number, Pace(stop, share))))
     finally:
         tq.close()
 
@@ -156,19 +204,33 @@ def used_bytes(stack: LocalStack) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("tq_unit_used_bytes")))
 
 
-def watch(processes: dict[str, psutil.Process], seconds: float) -> dict[str, list[tuple[int, int]]]:
-    """(own bytes, descriptors) of each process, every half second; probes in between."""
+def watch(processes: dict[str, psutil.Process], seconds: float, every_s: float) -> dict[str, list[tuple[int, int]]]:
+    """(own bytes, descriptors) of each process, every half second; probes every ``every_s`` seconds.
+
+    Prints the medians of each minute."""
     samples: dict[str, list[tuple[int, int]]] = {name: [] for name in processes}
     end = time.monotonic() + seconds
     number = 0
     while time.monotonic() < end:
         time.sleep(0.5)
-        if number % 10 == 0:
+        if number % (2 * every_s) == 0:
             probe()
         number += 1
         for name, process in processes.items():
             samples[name].append((own_bytes(process), process.num_fds()))
+        if number % MINUTE == 0:
+            print(
+                json.dumps(
+                    {"minute": number // MINUTE, **{name: _median(of[-MINUTE:]) for name, of in samples.items()}}
+                )
+            )
+            sys.stdout.flush()
     return samples
+
+
+def _median(samples: list[tuple[int, int]]) -> float:
+    """Megabytes."""
+    return round(statistics.median(nbytes for nbytes, _ in samples) / 1e6, 1)
 
 
 def faults(samples: dict[str, list[tuple[int, int]]], strict: bool) -> list[str]:
@@ -188,8 +250,11 @@ def faults(samples: dict[str, list[tuple[int, int]]], strict: bool) -> list[str]
     return found
 
 
-def soak(seconds: float) -> dict[str, Any]:
-    """Counts of what was done, memory of each process, and ``faults``: empty if all is well."""
+def soak(seconds: float, share: float = 0.0) -> dict[str, Any]:
+    """Counts of what was done, memory of each process, and ``faults``: empty if all is well.
+
+    ``share``: of one core, for all processes together; 0 for no limit.
+    """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     roles: list[tuple[Role, int]] = [(write, number) for number in range(WRITERS)]
@@ -199,7 +264,7 @@ def soak(seconds: float) -> dict[str, Any]:
         pipes = []
         for role, number in roles:
             mine, theirs = context.Pipe(False)
-            arguments = (stack.controller_address, role, number, stop, theirs)
+            arguments = (stack.controller_address, role, number, stop, theirs, 0.75 * share / len(roles))
             worker = context.Process(target=work, args=arguments, daemon=True)
             worker.start()
             assert worker.pid is not None
@@ -209,7 +274,7 @@ def soak(seconds: float) -> dict[str, Any]:
         try:
             for pipe in pipes:
                 pipe.recv()
-            samples = watch(processes, seconds)
+            samples = watch(processes, seconds, 60 if share else 5)
             stop.set()
             count = sum((Counter(pipe.recv()) for pipe in pipes), Counter[str]())
             for partition in tq.get_client().get_partition_list():
@@ -235,7 +300,9 @@ def soak(seconds: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    result = soak(parser.parse_args().minutes * 60)
+    parser.add_argument("--share", type=float, default=0.0, help="of one core, for all processes; 0: full rate")
+    options = parser.parse_args()
+    result = soak(options.minutes * 60, options.share)
     print(json.dumps(result, indent=1))
     return 1 if result["faults"] else 0
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from transfer_queue.client.arguments import (
@@ -66,13 +67,15 @@ if TYPE_CHECKING:
 
     from transfer_queue.columns.block import EncodedBlock
 
-__all__ = ["FetchOptions", "RowOperations", "pack_indexes", "unpack_indexes"]
+__all__ = ["FetchOptions", "RowOperations", "pack_indexes", "request_in_parts", "unpack_indexes"]
 
 log = logging.getLogger(__name__)
 
 EMPTY = Batch(b"")
 _PATIENCE_S = 10.0
 """Time after which a warning names fields that a waiting fetch asks for and no row has."""
+ROWS_AT_ONCE = 8192
+"""Rows that one request clears, tags or acknowledges."""
 
 
 def pack_indexes(indexes: Sequence[int]) -> bytes:
@@ -113,9 +116,32 @@ class FetchOptions(NamedTuple):
     token_budget: int | None
 
 
+async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | SetTags, timeout_s: float) -> Reply:
+    """Carry out a command about named rows, some thousand at a time: each request stops the controller's loop.
+
+    Returns the last answer.
+    """
+    count = len(command.indexes or b"") // 8
+    if isinstance(command, Clear) and command.keys is not None:
+        count = len(command.keys)
+    if count <= ROWS_AT_ONCE:
+        return await engine.request(command, timeout_s)
+    reply: Reply = Done()
+    for start in range(0, count, ROWS_AT_ONCE):
+        stop = start + ROWS_AT_ONCE
+        indexes = None if command.indexes is None else command.indexes[8 * start : 8 * stop]
+        part: Acknowledge | Clear | SetTags = replace(command, indexes=indexes)
+        if isinstance(command, Clear) and command.keys is not None:
+            part = replace(command, keys=command.keys[start:stop])
+        elif isinstance(command, SetTags):
+            part = replace(command, indexes=indexes, tags=command.tags[start:stop])
+        reply = await engine.request(part, timeout_s)
+    return reply
+
+
 async def clear_rows(engine: QueueEngine, command: Clear, timeout_s: float) -> None:
     """Carry out a clear. An unknown partition is no error, but one that is probably misspelt is warned of."""
-    reply = await engine.request(command, timeout_s)
+    reply = await request_in_parts(engine, command, timeout_s)
     if isinstance(reply, Done) and reply.absent:
         listed = _value(await engine.request(ListPartitions(""), timeout_s))
         own = _without_digits(command.partition)  # train_7 is not train_8 misspelt
@@ -344,7 +370,7 @@ class RowOperations:
             for partition, positions in _by_partition(metadata):
                 indexes = _indexes_at(metadata, positions)
                 tags = [metadata.custom_meta[position] for position in positions]
-                await self._engine.request(SetTags(partition, indexes, tags), self._options.request_s)
+                await request_in_parts(self._engine, SetTags(partition, indexes, tags), self._options.request_s)
 
         return Operation(work(), _nothing)
 
@@ -355,7 +381,7 @@ class RowOperations:
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 command = Acknowledge(partition, task, _indexes_at(metadata, positions))
-                await self._engine.request(command, self._options.request_s)
+                await request_in_parts(self._engine, command, self._options.request_s)
 
         return Operation(work(), _nothing)
 
@@ -367,7 +393,7 @@ class RowOperations:
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 indexes = _indexes_at(metadata, positions)
-                await self._engine.request(Clear(partition, indexes=indexes), self._options.request_s)
+                await request_in_parts(self._engine, Clear(partition, indexes=indexes), self._options.request_s)
 
         return Operation(work(), _nothing)
 

@@ -14,10 +14,8 @@ __all__ = ["EMPTY_BATCH", "make_batch"]
 EMPTY_BATCH = Batch(b"")
 
 
-def make_batch(
-    partition: Partition, rows: Rows, selection: Selection, *, locate: bool, ready: bool = True, tags: bool = True
-) -> Batch:
-    """``ready``: it is known that all rows have all fields. Else the status says which have. ``tags``: with them."""
+def make_batch(partition: Partition, rows: Rows, selection: Selection, *, locate: bool, ready: bool = True) -> Batch:
+    """``ready``: it is known that all rows have all fields. Else the status says which have."""
     n = row_count(rows)
     locations, schemas = selection.locate(rows, partition.base, partition.blocks)
     lengths = partition.fields.read_lengths(selection.names, rows) if partition.fields.lengths else {}
@@ -26,7 +24,7 @@ def make_batch(
         partition.encode(rows),
         schemas,
         status,
-        partition.tags_at(rows) if tags else [],
+        partition.tags_at(rows),
         partition.keys_at(rows),
         locations if locate else [],
         lengths,

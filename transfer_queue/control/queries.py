@@ -28,6 +28,7 @@ from transfer_queue.errors import (
 )
 
 _PART = 1024
+_STATUS_PART = 32 * _PART
 
 __all__ = [
     "consumption_status",
@@ -37,13 +38,14 @@ __all__ = [
     "lookup",
     "lookup_in_parts",
     "production_status",
+    "status_in_parts",
     "subscriptions_of",
     "tagged_keys",
     "tagged_keys_in_parts",
 ]
 
 
-def lookup(partition: Partition | None, command: Lookup, *, tags: bool = True) -> Batch:
+def lookup(partition: Partition | None, command: Lookup) -> Batch:
     if command.keys is not None and command.indexes is not None:
         raise InvalidInputError("a lookup names rows by keys or by indexes, not both")
     if command.keys is not None and not command.keys:
@@ -58,33 +60,69 @@ def lookup(partition: Partition | None, command: Lookup, *, tags: bool = True) -
     selection = partition.fields.select(names)
     if command.require_ready:
         _require(partition, rows, command)
-    return make_batch(partition, rows, selection, locate=command.locate, ready=False, tags=tags)
+    return make_batch(partition, rows, selection, locate=command.locate, ready=False)
 
 
-def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Generator[None, None, Batch]:
-    """As `lookup`, with a pause after each part of the work. Keys are found and tags are read a thousand at a time; all
-    else is of one moment in between. Rows that go away while their keys are found count as not found."""
+def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Iterator[Batch | None]:
+    """As `lookup`, in batches of a thousand rows, with None after other parts of the work.
+
+    The batches are of different moments. Rows that go away meanwhile count as not found.
+    """
     name = command.partition
+    indexes = b""
     if command.keys and command.indexes is None:
-        indexes = []
+        found = []
         for start in range(0, len(command.keys), _PART):
             if (partition := partitions.get(name)) is None:
-                return _lookup_nowhere(command)
+                _lookup_nowhere(command)
+                return
             part = msgspec.structs.replace(command, keys=command.keys[start : start + _PART])
-            indexes.append(partition.encode(_find(partition, part)))
-            yield
-        command = msgspec.structs.replace(command, keys=None, indexes=b"".join(indexes))
-    batch = lookup(partitions.get(name), command, tags=False)
-    yield
-    partition = partitions.get(name)
-    if partition is None or not partition.tags:
-        return batch
-    tags: list[dict[str, Any]] = []
-    for start in range(0, len(batch.indexes), 8 * _PART):
-        part_of = decode_indexes(batch.indexes[start : start + 8 * _PART])
-        tags += partition.tags_of(partition.indexes.ordinals(part_of))
+            found.append(partition.encode(_find(partition, part)))
+            yield None
+        indexes = b"".join(found)
+    elif command.keys is None and command.indexes is not None:
+        indexes = command.indexes
+    elif (partition := partitions.get(name)) is None or command.keys is not None:
+        lookup(partition, command)  # which refuses it
+        return
+    else:
+        indexes = partition.encode(partition.all_rows())
+        command = msgspec.structs.replace(command, partial=True)
+    command = msgspec.structs.replace(command, keys=None, indexes=indexes)
+    names = command.fields
+    if names is None or command.require_ready:
+        names = yield from _names_in_parts(partitions, command)
+    selected = tuple(names)
+    for partition, rows in _rows_in_parts(partitions, command):
+        yield make_batch(partition, rows, partition.fields.select(selected), locate=command.locate, ready=False)
+
+
+def _rows_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Iterator[tuple[Partition, Rows]]:
+    """The rows of ``command.indexes``, a thousand at a time."""
+    indexes = command.indexes or b""
+    for start in range(0, len(indexes), 8 * _PART):
+        part = msgspec.structs.replace(command, indexes=indexes[start : start + 8 * _PART])
+        if (partition := partitions.get(command.partition)) is None:
+            _lookup_nowhere(part)
+            return
+        yield partition, _find(partition, part)
+
+
+def _names_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Generator[None, None, list[str]]:
+    """The fields that are asked for, or else those that all rows have. Raises as `_require` where that is asked for."""
+    common: list[str] | None = command.fields
+    for partition, rows in _rows_in_parts(partitions, command):
+        if command.fields is None and row_count(rows):
+            ready = partition.fields.complete_names(rows)
+            common = ready if common is None else [name for name in common if name in set(ready)]
+        if command.require_ready:
+            try:
+                _require(partition, rows, command)
+            except (DataLostError, NotReadyError):
+                _require(partition, _find(partition, command), command)  # names all rows
+                raise
         yield
-    return msgspec.structs.replace(batch, tags=tags)
+    return common or []
 
 
 def _lookup_nowhere(command: Lookup) -> Batch:
@@ -230,11 +268,49 @@ def tagged_keys_in_parts(partition: Partition) -> Iterator[dict[str, dict[str, A
 
 
 def production_status(partition: Partition | None, command: ProductionStatus) -> StatusArrays:
-    wanted = set(command.fields)
-    if partition is None or not wanted or not wanted.issubset(partition.fields.family_of):
+    columns = _columns(partition, command)
+    if partition is None or not columns:
         return StatusArrays()
     rows = partition.all_rows()
-    columns = [name for name in partition.fields.family_of if name in wanted]
+    return StatusArrays(partition.encode(rows), _produced(partition, columns, rows), columns)
+
+
+def consumption_status(partition: Partition | None, command: ConsumptionStatus) -> StatusArrays:
+    if partition is None:
+        return StatusArrays()
+    rows = partition.all_rows()
+    return StatusArrays(partition.encode(rows), _consumed(partition, command.task, rows), [command.task])
+
+
+def status_in_parts(
+    partitions: Mapping[str, Partition], command: ProductionStatus | ConsumptionStatus
+) -> Iterator[StatusArrays]:
+    """As `production_status` or `consumption_status`, for some thousand rows at a time, each of another moment. Rows
+    that go away meanwhile are left out."""
+    partition = partitions.get(command.partition)
+    columns = _columns(partition, command) if isinstance(command, ProductionStatus) else [command.task]
+    indexes = b"" if partition is None or not columns else partition.encode(partition.all_rows())
+    for start in range(0, len(indexes), 8 * _STATUS_PART):
+        if (partition := partitions.get(command.partition)) is None:
+            return
+        positions = partition.find(decode_indexes(indexes[start : start + 8 * _STATUS_PART]))
+        rows = compact(positions[positions >= 0])
+        if isinstance(command, ProductionStatus):
+            status = _produced(partition, columns, rows)
+        else:
+            status = _consumed(partition, command.task, rows)
+        yield StatusArrays(partition.encode(rows), status, columns)
+
+
+def _columns(partition: Partition | None, command: ProductionStatus) -> list[str]:
+    """The asked fields in field-creation order; empty if one of them is unknown."""
+    wanted = set(command.fields)
+    if partition is None or not wanted.issubset(partition.fields.family_of):
+        return []
+    return [name for name in partition.fields.family_of if name in wanted]
+
+
+def _produced(partition: Partition, columns: list[str], rows: Rows) -> bytes:
     status = np.empty((row_count(rows), len(columns)), np.int8)
     for family in partition.fields.families:
         ready = None
@@ -242,35 +318,31 @@ def production_status(partition: Partition | None, command: ProductionStatus) ->
             if name in family.fields:
                 ready = family.slot.array[rows] > 0 if ready is None else ready
                 status[:, column] = ready
-    return StatusArrays(partition.encode(rows), status.tobytes(), columns)
+    return status.tobytes()
 
 
-def consumption_status(partition: Partition | None, command: ConsumptionStatus) -> StatusArrays:
-    if partition is None:
-        return StatusArrays()
-    rows = partition.all_rows()
-    task = partition.tasks.get(command.task)
-    status = bytes(row_count(rows)) if task is None else (task.taken[rows] == CONSUMED).tobytes()
-    return StatusArrays(partition.encode(rows), status, [command.task])
+def _consumed(partition: Partition, task_name: str, rows: Rows) -> bytes:
+    task = partition.tasks.get(task_name)
+    return bytes(row_count(rows)) if task is None else (task.taken[rows] == CONSUMED).tobytes()
 
 
 def count_rows(partition: Partition, waiting: int, most_tasks: int | None = None) -> dict[str, Any]:
     """Counts of one partition for people and metrics; of all its tasks, or of so many that are the newest."""
-    rows = partition.all_rows()
+    used = partition.table.used  # cleared rows have no cells
     tasks = list(islice(reversed(partition.tasks.values()), most_tasks))[::-1]
-    written, cells = np.zeros(row_count(rows), np.bool_), {}
+    written, cells = np.zeros(used, np.bool_), {}
     for family in partition.fields.families:
-        mask = family.slot.array[rows] > 0
+        mask = family.slot.array[:used] > 0
         written |= mask
-        cells[family] = int(mask.sum())
+        cells[family] = int(np.count_nonzero(mask))
     return {
         "rows": partition.rows,
-        "written": int(written.sum()),
+        "written": int(np.count_nonzero(written)),
         "ended": partition.ended,
         "keys": len(partition.keys),
         "bytes": partition.nbytes,
         "fields": {name: cells[family] for name, family in partition.fields.family_of.items()},
-        "lost": len(partition.lost_rows(rows, partition.fields.families)),
+        "lost": partition.count_lost(),
         "tasks": {
             task.name: {
                 "consumed": task.taken.count(CONSUMED),

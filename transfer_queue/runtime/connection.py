@@ -18,7 +18,6 @@ import numpy as np
 
 from transfer_queue.config.attach import join_address, parse_address
 from transfer_queue.config.security import PeerSecurity
-from transfer_queue.control.commands import Value
 from transfer_queue.errors import ConnectionLostError, InvalidInputError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
 from transfer_queue.wire.frames import (
@@ -48,7 +47,7 @@ _LONG = 8 << 20
 """Most bytes given to the socket at once. Only long headers exceed it."""
 _SHORT = 4 << 10
 """Buffers up to this size are copied together, so that they share a record."""
-_VALUE = Value(msgspec.Raw(b""))
+_IN_PARTS = msgspec.Raw(b"")
 _UNSENT_MESSAGES = 1024
 _UNSENT_BYTES = 64 << 20
 """A peer that does not take its answers is not read from until less than half of this is left to send."""
@@ -227,9 +226,9 @@ class Connection(asyncio.BufferedProtocol):
         self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, body), payload), sent)
 
     def reply_parts(self, request: int, parts: Sequence[bytes]) -> None:
-        """Answer a request with Value. Its value is given in msgpack, in parts that are not copied."""
+        """Answer a request with a body that is given in msgpack, in parts that are not copied."""
         if not self.closed:
-            self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, _VALUE), value=parts))
+            self._enqueue(MessageWriter(ENCODER, Envelope(Kind.REPLY, request, 0, _IN_PARTS), value=parts))
 
     def owe(self, nbytes: int) -> None:
         """Add the estimated bytes of answers in progress, or remove them (negative). They count as unsent."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -19,7 +19,17 @@ import msgspec
 from transfer_queue._printable import log_to_stderr
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.control.commands import Command, Commit, Fetch, Lookup, Reply, Value
+from transfer_queue.control.commands import (
+    Clear,
+    Command,
+    Commit,
+    ConsumptionStatus,
+    Fetch,
+    Lookup,
+    ProductionStatus,
+    Reply,
+    Value,
+)
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
@@ -50,6 +60,7 @@ from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.runtime.why import explain_timeout
 from transfer_queue.wire.messages import (
+    ENCODER,
     Adopt,
     Announce,
     Cancel,
@@ -77,6 +88,8 @@ __all__ = ["Controller", "main"]
 
 log = logging.getLogger(__name__)
 
+_VALUE = ENCODER.encode(Value(msgspec.Raw(b"")))
+"""All of a Value but what it holds, which comes last."""
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
@@ -259,12 +272,14 @@ class Controller(Server):
                     if connection.closed:
                         pass
                     elif isinstance(body, Lookup):
-                        self._after(connection.reply, request, await self.long_answers.batch(body))
+                        self._after(connection.reply_parts, request, await self.long_answers.batch(body))
+                    elif isinstance(body, ProductionStatus | ConsumptionStatus):
+                        self._after(connection.reply_parts, request, await self.long_answers.status(body))
                     else:
                         parts = await self.long_answers.value(
                             body, lambda name: principal is None or principal.may(USERS, name)
                         )
-                        self._after(connection.reply_parts, request, parts)
+                        self._after(connection.reply_parts, request, [_VALUE, *parts])
                 failed = False
             except TransferQueueError as error:
                 self._after(connection.fail, request, error)
@@ -278,7 +293,10 @@ class Controller(Server):
                 connection.owe(-OWED)
                 self.counters.requests.count(type(body), perf_counter() - started, failed)
 
-        task = self._loop.create_task(answer())
+        self._in_background(answer())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
@@ -350,8 +368,11 @@ class Controller(Server):
             session.check_commit(command)
         if isinstance(command, Fetch):
             self.last_writes.fetches(session.client_id, command.task)
+        before = self.core.partitions.get(command.partition) if isinstance(command, Clear) else None
         started = monotonic()  # the loop's clock stands still while it works
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
+        if before is not None and self.core.partitions.get(command.partition) is not before:
+            self._in_background(self.long_answers.bury(before))
         if isinstance(command, Commit):
             session.committed(command)
             self.last_writes.note(session.client_id, command, started)

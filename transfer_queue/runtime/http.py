@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import cast
 from urllib.parse import parse_qsl
 
@@ -95,9 +95,9 @@ class StatusServer:
             f"{_HEADERS}Connection: close\r\n\r\n".encode()
         )
         if request_line[:1] != [b"HEAD"]:
-            for part in parts:
-                for start in range(0, len(part), _PIECE):
-                    await exchange.write(part[start : start + _PIECE])
+            for piece in _pieces(parts):
+                await exchange.write(piece)
+                await asyncio.sleep(0)
         await exchange.flush()
 
     async def _answer(self, request_line: list[bytes]) -> tuple[str, str, list[bytes]]:
@@ -118,6 +118,18 @@ class StatusServer:
             return "200 OK", *await page(dict(parse_qsl(query.decode(errors="replace"))))
         known = ", ".join(["/metrics", "/healthz", "/readyz", *self._pages])
         return "404 Not Found", _TEXT, [f"not here; try {known}\n".encode()]
+
+
+def _pieces(parts: list[bytes]) -> Iterator[bytes]:
+    """The content in pieces of one size, as a page may have thousands of short parts."""
+    piece = bytearray()
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            piece += part[start : start + _PIECE]
+            if len(piece) >= _PIECE:
+                yield bytes(piece)
+                piece.clear()
+    yield bytes(piece)
 
 
 class _Exchange(asyncio.BufferedProtocol):

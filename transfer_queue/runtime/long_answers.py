@@ -12,8 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transfer_queue.control.commands import Batch, Command, KeysOf, ListKeys, Lookup, Snapshot
-from transfer_queue.control.queries import count_rows, keys_of_in_parts, lookup_in_parts, tagged_keys_in_parts
+from transfer_queue.control.commands import (
+    Command,
+    ConsumptionStatus,
+    KeysOf,
+    ListKeys,
+    Lookup,
+    ProductionStatus,
+    Snapshot,
+)
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.queries import (
+    count_rows,
+    keys_of_in_parts,
+    lookup_in_parts,
+    status_in_parts,
+    tagged_keys_in_parts,
+)
+from transfer_queue.runtime.batch_parts import BatchParts, RegroupedError, joined_status, msgpack_head, without_head
 from transfer_queue.runtime.picture import partition_pictures, picture
 from transfer_queue.runtime.why import explain
 from transfer_queue.wire.messages import ENCODER, Look
@@ -72,6 +88,9 @@ class LongAnswers:
             )
         if isinstance(body, KeysOf):
             return len(body.indexes) > 8 * _MANY_ROWS
+        if isinstance(body, ProductionStatus | ConsumptionStatus):
+            found = partitions.get(body.partition)
+            return found is not None and found.rows > _MANY_ROWS
         if isinstance(body, Lookup):
             if body.keys is not None or body.indexes is not None:
                 return len(body.keys or ()) > _MANY_ROWS or len(body.indexes or b"") > 8 * _MANY_ROWS
@@ -87,31 +106,55 @@ class LongAnswers:
             if isinstance(body, Look):
                 head = picture(self._controller, partitions=False)
                 parts = await Slices().collect(map(ENCODER.encode, partition_pictures(self._controller)))
-                return [ENCODER.encode(head)[:-1], _head(len(parts), 0x90), *parts]
+                return [ENCODER.encode(head)[:-1], msgpack_head(len(parts), 0x90), *parts]
             if isinstance(body, KeysOf):
                 listed = await Slices().collect(self._keys_of(body))
-                return [_head(len(body.indexes) // 8, 0x90), *listed]
+                return [msgpack_head(len(body.indexes) // 8, 0x90), *listed]
             names = [name for name in self._controller.core.partitions if may(name)]
             if isinstance(body, Snapshot):
                 parts = await Slices().collect(self._counts(names))
                 whole = self._controller.core.totals()
-                return [_head(len(whole) + 1, 0x80), ENCODER.encode(whole)[1:], ENCODER.encode("partitions"),
-                        _head(len(parts), 0x80), *parts]  # fmt: skip
+                return [msgpack_head(len(whole) + 1, 0x80), ENCODER.encode(whole)[1:], ENCODER.encode("partitions"),
+                        msgpack_head(len(parts), 0x80), *parts]  # fmt: skip
             if body.partition:
                 names = [body.partition]
             return await self._keys(names)
 
-    async def batch(self, lookup: Lookup) -> Batch:
-        """The answer to a lookup. Raises what the core raises."""
+    async def batch(self, lookup: Lookup) -> list[bytes]:
+        """The answer to a lookup in msgpack, in parts. Raises what the core raises."""
         async with self._making:
-            steps, slices = lookup_in_parts(self._controller.core.partitions, lookup), Slices()
+            slices = Slices()
             while True:
+                found = BatchParts()
                 try:
-                    next(steps)
-                except StopIteration as done:
-                    found: Batch = done.value
-                    return found
+                    for part in lookup_in_parts(self._controller.core.partitions, lookup):
+                        if part is not None:
+                            found.add(part)
+                        await slices.turn()
+                except RegroupedError:  # by a put of other fields, which is rare
+                    continue
+                return found.encoded(lookup.fields)
+
+    async def status(self, command: ProductionStatus | ConsumptionStatus) -> list[bytes]:
+        """The answer in msgpack, in parts."""
+        async with self._making:
+            slices, parts = Slices(), []
+            for part in status_in_parts(self._controller.core.partitions, command):
+                parts.append(part)
                 await slices.turn()
+            return joined_status(parts)
+
+    async def bury(self, partition: Partition) -> None:
+        """Take apart a partition that is no part of the core any more: to free a million keys takes its time."""
+        slices = Slices()
+        for values in (partition.tags, partition.keys):
+            while values:
+                for _ in range(min(1000, len(values))):
+                    values.popitem()
+                await slices.turn()
+        while partition.key_of:
+            del partition.key_of[-1000:]
+            await slices.turn()
 
     async def json(self) -> list[bytes]:
         """The picture as JSON, in parts."""
@@ -145,7 +188,7 @@ class LongAnswers:
 
     def _keys_of(self, command: KeysOf) -> Iterator[bytes]:
         for keys in keys_of_in_parts(self._controller.core.partitions, command):
-            yield ENCODER.encode(keys)[_head_bytes(len(keys)) :]
+            yield without_head(keys)
 
     async def _keys(self, names: list[str]) -> list[bytes]:
         found: list[bytes] = []
@@ -158,21 +201,8 @@ class LongAnswers:
             found.append(b"")
             for part in tagged_keys_in_parts(partition):
                 count += len(part)
-                found.append(ENCODER.encode(part)[_head_bytes(len(part)) :])
+                found.append(without_head(part))
                 await slices.turn()
-            found[place] = ENCODER.encode(name) + _head(count, 0x80)
+            found[place] = ENCODER.encode(name) + msgpack_head(count, 0x80)
             listed += 1
-        return [_head(listed, 0x80), *found]
-
-
-def _head(count: int, small: int) -> bytes:
-    """The msgpack header of a map (``small`` 0x80) or a list (0x90)."""
-    if count < 16:
-        return bytes([small + count])
-    if count < 1 << 16:
-        return bytes([0xDE if small == 0x80 else 0xDC]) + count.to_bytes(2, "big")
-    return bytes([0xDF if small == 0x80 else 0xDD]) + count.to_bytes(4, "big")
-
-
-def _head_bytes(count: int) -> int:
-    return 1 if count < 16 else 3 if count < 1 << 16 else 5
+        return [msgpack_head(listed, 0x80), *found]

@@ -90,8 +90,8 @@ class MessageWriter:
         header_limit: int | None = None,
         value: Sequence[bytes] = (),
     ) -> None:
-        """``value``: in msgpack and in parts, which are not copied; the last thing in the body of the envelope, where
-        it is ``msgspec.Raw(b"")``.
+        """``value``: the body in msgpack, in parts, which are not copied. The envelope has ``msgspec.Raw(b"")`` in its
+        place.
 
         Raises InvalidInputError for a message that cannot be encoded or exceeds ``header_limit`` bytes."""
         self._segments = [view for view in map(_as_bytes, payload) if len(view)] if payload else []

@@ -11,9 +11,25 @@ import pytest
 
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.control.commands import Clear, Command, Commit, KeysOf, ListKeys, Lookup, Snapshot, Value
+from transfer_queue.control.commands import (
+    Batch,
+    BlockRef,
+    Clear,
+    Command,
+    Commit,
+    ConsumptionStatus,
+    Fetch,
+    KeysOf,
+    ListKeys,
+    Lookup,
+    ProductionStatus,
+    Snapshot,
+    StatusArrays,
+    Value,
+)
 from transfer_queue.control.core import ControlCore
-from transfer_queue.errors import KeyNotFoundError, RequestError
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.errors import KeyNotFoundError, NotReadyError, RequestError
 from transfer_queue.runtime.controller import Controller
 from transfer_queue.runtime.long_answers import LongAnswers
 from transfer_queue.runtime.picture import picture
@@ -24,6 +40,10 @@ def value_of(core: ControlCore, command: Command) -> Any:
     answer = core.apply(command, 0.0)
     assert isinstance(answer, Value)
     return answer.value
+
+
+async def looked_up(answers: LongAnswers, command: Lookup) -> Batch:
+    return msgspec.msgpack.decode(b"".join(await answers.batch(command)), type=Batch)
 
 
 async def made(answers: LongAnswers, body: Any, hidden: str = "") -> Any:
@@ -108,7 +128,7 @@ async def test_long_lookups_are_those_of_the_core_and_leave_turns_to_others() ->
     ):
         turns = 0
         assert answers.is_long(lookup)
-        assert await answers.batch(lookup) == core.apply(lookup, 0.0)
+        assert await looked_up(answers, lookup) == core.apply(lookup, 0.0)
         assert turns > 2
     assert answers.is_long(KeysOf("p", backwards))
     assert await made(answers, KeysOf("p", backwards)) == keys[::-1]
@@ -130,8 +150,8 @@ async def test_a_lookup_of_rows_that_go_away_meanwhile_says_so() -> None:
     controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
     keys = [f"k{number}" for number in range(100_000)]
     core.apply(Commit("p", keys=keys, tags=[{"number": number} for number in range(100_000)]), 0.0)
-    partial = asyncio.create_task(controller.long_answers.batch(Lookup("p", keys=keys, partial=True)))
-    strict = asyncio.create_task(controller.long_answers.batch(Lookup("p", keys=keys)))
+    partial = asyncio.create_task(looked_up(controller.long_answers, Lookup("p", keys=keys, partial=True)))
+    strict = asyncio.create_task(looked_up(controller.long_answers, Lookup("p", keys=keys)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     core.apply(Clear("p", keys=keys[:60_000]), 0.0)  # drops rows from the front
@@ -141,3 +161,115 @@ async def test_a_lookup_of_rows_that_go_away_meanwhile_says_so() -> None:
     with pytest.raises(KeyNotFoundError):
         await strict
     await controller.close()
+
+
+def _written(core: ControlCore, block: int, rows: list[int], fields: dict[str, tuple[int | None, ...]]) -> None:
+    """A put of these rows of partition p; ``fields``: names and shapes."""
+    core.apply(
+        Commit(
+            "p",
+            keys=[f"k{row}" for row in rows],
+            fields=[
+                FieldSchema(name, "ragged" if None in shape else "dense", "int64", shape)
+                for name, shape in fields.items()
+            ],
+            blocks=[BlockRef(block % 3, block, 0, len(rows), 8)],
+            lengths={name: np.array(rows, np.int32).tobytes() for name, shape in fields.items() if None in shape},
+        ),
+        0.0,
+    )
+
+
+async def test_a_long_lookup_has_the_places_schemas_and_lengths_of_all_rows() -> None:
+    core = ControlCore()
+    loop = asyncio.get_running_loop()
+    controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
+    core.apply(Commit("p", append=1), 0.0)  # without key
+    for start in range(0, 20_000, 500):
+        shape = (7,) if start < 10_000 else (9,)
+        _written(core, 1 + start, list(range(start, start + 500)), {"x": shape, "ids": (None,)})
+    _written(core, 50_001, list(range(0, 20_000, 2)), {"y": (1,)})
+    _written(core, 50_002, list(range(0, 20_000, 3)), {"x": (3,)})  # splits the family of x and ids
+    _written(core, 50_003, list(range(19_000, 19_100)), {"ids": (4,)})  # of unknown lengths
+    core.apply(Clear("p", keys=[f"k{row}" for row in range(300, 900)]), 0.0)
+    keys = [f"k{row}" for row in range(900, 20_000)]
+    for lookup in (
+        Lookup("p"),
+        Lookup("p", fields=["ids", "x", "y", "z"]),
+        Lookup("p", keys=keys, require_ready=True, fields=["x", "ids"]),
+        Lookup("p", keys=keys[:17_000], fields=["x", "ids"]),
+        Lookup("p", keys=keys[::-1]),
+        Lookup("p", keys=["k300", *keys, "k301"], partial=True),
+    ):
+        found, expected = await looked_up(controller.long_answers, lookup), core.apply(lookup, 0.0)
+        assert isinstance(expected, Batch)
+        assert found.fields == expected.fields
+        assert found.keys == expected.keys
+        assert (found.indexes, found.status, found.lengths) == (expected.indexes, expected.status, expected.lengths)
+        assert _places(found) == _places(expected)
+    with pytest.raises(NotReadyError, match=r"keys \['k901', 'k903', .* 9545 more\]"):
+        await looked_up(controller.long_answers, Lookup("p", keys=keys, require_ready=True, fields=["y"]))
+    await controller.close()
+
+
+async def test_long_status_arrays_are_those_of_the_core() -> None:
+    core = ControlCore()
+    loop = asyncio.get_running_loop()
+    controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
+    _written(core, 1, list(range(100_000)), {"x": (1,), "ids": (None,)})
+    _written(core, 2, list(range(50_000)), {"y": (1,)})
+    core.apply(Fetch("p", ["x", "y"], 40_000, "task"), 0.0)
+    core.apply(Clear("p", keys=["k3", "k70000"]), 0.0)
+    for command in (
+        ProductionStatus("p", ["y", "x"]),
+        ProductionStatus("p", ["absent"]),
+        ConsumptionStatus("p", "task"),
+        ConsumptionStatus("p", "other"),
+    ):
+        assert controller.long_answers.is_long(command)
+        found = msgspec.msgpack.decode(b"".join(await controller.long_answers.status(command)), type=StatusArrays)
+        assert found == core.apply(command, 0.0)
+    await controller.close()
+
+
+async def test_a_cleared_partition_is_taken_apart_beside_other_requests() -> None:
+    core = ControlCore()
+    loop = asyncio.get_running_loop()
+    controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
+    keys = [f"k{row}" for row in range(100_000)]
+    core.apply(Commit("p", keys=keys, tags=[{"row": row} for row in range(100_000)]), 0.0)
+    partition = core.partitions["p"]
+    core.apply(Clear("p"), 0.0)
+    burying = asyncio.create_task(controller.long_answers.bury(partition))
+    await asyncio.sleep(0)
+    assert not burying.done()
+    await burying
+    assert (partition.keys, partition.tags, partition.key_of) == ({}, {}, [])
+    await controller.close()
+
+
+async def test_a_long_lookup_begins_again_when_a_put_regroups_the_fields() -> None:
+    core = ControlCore()
+    loop = asyncio.get_running_loop()
+    controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
+    _written(core, 1, list(range(60_000)), {"x": (1,), "y": (1,)})
+    looking = asyncio.create_task(looked_up(controller.long_answers, Lookup("p", fields=["x", "y"])))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not looking.done()
+    _written(core, 2, [0], {"y": (1,)})
+    assert _places(await looking) == _places(core.apply(Lookup("p", fields=["x", "y"]), 0.0))  # type: ignore[arg-type]
+    await controller.close()
+
+
+def _places(batch: Batch) -> dict[str, list[tuple[int, int, int] | None]]:
+    """(unit, block, row in it) of each row, by the fields."""
+    found = {}
+    for family in batch.locations:
+        blocks = [*zip(family.units, family.blocks, strict=True), None]
+        numbers = np.frombuffer(family.block_of_row, np.int32).tolist()
+        rows = np.frombuffer(family.row_in_block, np.int32).tolist()
+        found[",".join(family.fields)] = [
+            (*place, row) if (place := blocks[number]) else None for number, row in zip(numbers, rows, strict=True)
+        ]
+    return found
