@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.config.attach import AttachConfig
 from transfer_queue.errors import DataLostError, StorageKeyNotFoundError, TransferQueueError
 
 __all__ = ["Load", "percentile"]
@@ -28,7 +29,7 @@ PARTITION = "load"
 class Load:
     """``writers`` threads put, ``readers`` threads fetch as one task, each with a client of its own."""
 
-    address: str
+    address: str | AttachConfig
     writers: int = 2
     readers: int = 2
     partition: str = PARTITION

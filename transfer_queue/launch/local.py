@@ -35,6 +35,7 @@ from transfer_queue.runtime.secret import new_secret
 
 if TYPE_CHECKING:
     from transfer_queue.config.resource import Master
+    from transfer_queue.launch.certificates import KeyPair
     from transfer_queue.storage.mooncake.master import MasterEndpoints, MasterProcess
 
 __all__ = ["LocalStack", "default_plan"]
@@ -46,8 +47,8 @@ MIB = 1 << 20
 _MOST_NOTED = 20
 _LEFT_FREE = 1 << 30
 """Bytes of a disk that arenas leave free."""
-_LIFE = timedelta(days=3650)
-"""Of certificates, which are made anew with each start."""
+_AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
+"""Of the authority of a queue, which is made anew with each start, and of its certificates, which are renewed."""
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -65,6 +66,8 @@ class LocalStack:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="transferqueue-"))
         self._timeout_s = timeout_s
         self._master: MasterProcess | None = None
+        self._authority: KeyPair | None = None
+        self._certificate = b""
         self._controllers: list[ServerProcess] = []
         self._settings: list[ControllerConfig] = []
         self._progress: Progress = lambda what, after: None
@@ -206,7 +209,7 @@ class LocalStack:
         return self._spawn(config.name, "storage_unit", config)
 
     def _make_certificates(self) -> None:
-        """A CA whose key is thrown away, and certificates for the servers and for the programs of this user."""
+        """A CA, and certificates for the servers and for the programs of this user."""
         try:
             from transfer_queue.launch import certificates
         except ModuleNotFoundError as error:
@@ -216,25 +219,49 @@ class LocalStack:
             ) from None
         folder, now = self.directory / "tls", datetime.now(timezone.utc)
         folder.mkdir(mode=0o700, exist_ok=True)
-        authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now, _LIFE)
+        authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now, _AUTHORITY_LIFE)
         (folder / "ca.crt").write_bytes(authority.certificate)
+        self._authority = authority
+        self._issue_certificates(now)
 
-        def files(name: str, names: Any, *, server: bool) -> TlsFiles:
-            pair = certificates.issue(authority, f"transferqueue {name}", names, now, _LIFE, server=server)
-            for kind, content in (("crt", pair.certificate), ("key", pair.key)):
-                descriptor = os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with open(descriptor, "wb") as file:
-                    file.write(content)
-            paths = {kind: str(folder / f"{name}.{kind}") for kind in ("crt", "key")}
-            return TlsFiles(ca=str(folder / "ca.crt"), certificate=paths["crt"], key=paths["key"])
+        def files(name: str) -> TlsFiles:
+            both = str(folder / f"{name}.pem")
+            return TlsFiles(ca=str(folder / "ca.crt"), certificate=both, key=both)
 
-        server = files("server", certificates.server_names([HOST, SERVER_NAME]), server=True)
-        client = files("client", certificates.client_names(namespace_name(self.plan.namespace)), server=False)
         policy = self.directory / "policy.yaml"
         if self.plan.policy is not None:
             policy.write_text(yaml.safe_dump(self.plan.policy.dump(), sort_keys=False))
-        servers = ServerSecurity(tls=server, policy_file=None if self.plan.policy is None else str(policy))
-        self.plan = self.plan.with_security(servers, client)
+        servers = ServerSecurity(tls=files("server"), policy_file=None if self.plan.policy is None else str(policy))
+        self.plan = self.plan.with_security(servers, files("client"))
+
+    def _issue_certificates(self, now: datetime) -> None:
+        """Of servers and clients, which read the files again at their next connection. The key of the authority is in
+        no file."""
+        from transfer_queue.launch import certificates
+
+        assert self._authority is not None
+        for name, names in (
+            ("server", certificates.server_names([HOST, SERVER_NAME])),
+            ("client", certificates.client_names(namespace_name(self.plan.namespace))),
+        ):
+            pair = certificates.issue(
+                self._authority, f"transferqueue {name}", names, now, _LIFE, server=name == "server"
+            )
+            self._certificate = pair.certificate
+            fresh = self.directory / "tls" / f"{name}.new"
+            write_private(fresh, pair.certificate + pair.key)
+            fresh.replace(fresh.with_suffix(".pem"))  # one file, so that certificate and key always belong together
+
+    def _renew_certificates(self) -> None:
+        """When a third of their life is left."""
+        if self._authority is None:
+            return
+        from transfer_queue.launch import certificates
+
+        now = datetime.now(timezone.utc)
+        if certificates.is_due(self._certificate, now):
+            self._issue_certificates(now)
+            self._progress("certificates renewed", time.monotonic() - self._began)
 
     def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
         return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)
@@ -305,6 +332,7 @@ class LocalStack:
         """Restart servers that ended, at a bounded rate, without waiting for them. Raises StartError for a server that
         cannot start."""
         now = time.monotonic()
+        self._renew_certificates()
         self._restart_master(now)
         durable = self.plan.controller.durability != "none"
         rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"

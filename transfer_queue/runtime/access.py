@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -19,7 +20,7 @@ from transfer_queue.control.directory import shard_of_writer
 from transfer_queue.control.requests import ADMINS, PRODUCERS, STORAGE, USERS, Roles, Scope
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
 from transfer_queue.runtime.secret import is_fresh, is_proof, prove
-from transfer_queue.runtime.tls import Reread, Tokens, is_loopback, names_of
+from transfer_queue.runtime.tls import Reread, Tokens, authorities, is_loopback, names_of
 from transfer_queue.storage.base import Peer, Served
 from transfer_queue.wire import messages as wire
 
@@ -84,6 +85,18 @@ class Principal:
             )
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """What an admitted peer showed."""
+
+    kind: str
+    names: list[str]
+    digest: bytes | None = None
+    """Of its token."""
+    chain: frozenset[bytes] = frozenset()
+    """By which its certificate was verified."""
+
+
 _OWNER = Principal("")
 """The principal of peers that know the secret: any process of the queue's user."""
 
@@ -101,6 +114,9 @@ class Access:
         self._secret = security.secret
         if path is not None and self._secret is not None:
             raise ConfigError("security: a policy needs peers with names, so give them tls or tokens instead of secret")
+        self._authorities = None if security.tls is None else authorities(security.tls)
+        self._shown: WeakKeyDictionary[Connection, _Shown] = WeakKeyDictionary()
+        self._seen: tuple[object, ...] = self._files()
         self.port = 0
         """Port on which the server listens."""
         self.since_ns: int | None = None
@@ -132,6 +148,7 @@ class Access:
     def admit(self, connection: Connection, hello: wire.Hello) -> Principal:
         """Who the peer is. Raises NotAuthorizedError."""
         names: list[str] = []
+        shown: _Shown | None = None
         if self._secret is not None:
             if not is_proof(hello.proof, self._secret, "client", self.port, hello.nonce):
                 raise NotAuthorizedError(_NO_SECRET)
@@ -145,7 +162,9 @@ class Access:
                     "the token is not one that this server accepts; check security.tokenFile of this process and "
                     "security.tokensFile of the server"
                 )
-            principal = self._principal("token", [name])
+            assert self._tokens is not None
+            shown = _Shown("token", [name], self._tokens.current().get(name))
+            principal = self._principal(shown.kind, shown.names)
         else:
             names = names_of(connection.peer_certificate())
             if not names:
@@ -153,10 +172,41 @@ class Access:
                     "this server wants to know who connects: set security.tokenFile, or security.tls with certificate "
                     "and key"
                 )
-            principal = self._principal("certificate", names)
+            shown = _Shown("certificate", names, chain=connection.peer_authorities())
+            principal = self._principal(shown.kind, shown.names)
         if hello.role == "unit" and not principal.roles & STORAGE:
             principal.check("Join", STORAGE, None)
+        if shown is not None:
+            self._shown[connection] = shown
         return principal
+
+    def _files(self) -> tuple[object, ...]:
+        """The contents of the files that say who is admitted; the same objects as long as they do not change."""
+        sources = (self._authorities, self._policy)
+        read = [None if source is None else source.get() for source in sources]
+        return (*read, None if self._tokens is None else self._tokens.current())
+
+    def changed(self) -> bool:
+        """Whether one of those files changed since this was last asked."""
+        before, self._seen = self._seen, self._files()
+        return any(one is not other for one, other in zip(before, self._seen, strict=True))
+
+    def objection(self, connection: Connection) -> str:
+        """Why this admitted peer would not be admitted as it was; empty if it would."""
+        shown = self._shown.get(connection)
+        if shown is None:
+            return ""
+        if shown.chain and self._authorities is not None and not shown.chain & self._authorities.get():
+            return "the authority of its certificate is trusted no longer"
+        if shown.digest is not None:
+            current = {} if self._tokens is None else self._tokens.current()
+            if current.get(shown.names[0]) != shown.digest:
+                return "its token was replaced or removed"
+        try:
+            same = self._principal(shown.kind, shown.names) == connection.principal
+        except NotAuthorizedError as error:
+            return str(error)
+        return "" if same else "the policy changed what it may do"
 
     def _principal(self, kind: str, names: list[str]) -> Principal:
         if self._policy is None:

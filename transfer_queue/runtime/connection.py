@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -283,6 +285,16 @@ class Connection(asyncio.BufferedProtocol):
     def peer_certificate(self) -> dict[str, Any]:
         """The verified certificate of the peer as ``ssl`` describes it; empty if it showed none."""
         return self._transport.get_extra_info("peercert") or {}
+
+    def peer_authorities(self) -> frozenset[bytes]:
+        """The chain by which the certificate of the peer was verified, DER; empty if it showed none."""
+        shown = self._transport.get_extra_info("ssl_object")
+        if shown is None or not self.peer_certificate():
+            return frozenset()
+        if sys.version_info >= (3, 13):
+            return frozenset(shown.get_verified_chain())
+        chain = shown._sslobj.get_verified_chain()  # public from Python 3.13 on
+        return frozenset(ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in chain)
 
     def lost_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"lost the connection to {self.peer}: {self._reason}")

@@ -46,6 +46,7 @@ class Server:
         self._strangers: dict[Connection, Stranger] = {}
         self.refusals = Refusals()
         self.connections: set[Connection] = set()
+        self._rechecking: asyncio.TimerHandle | None = None
         self.address = ""
         self.access: Access | None = None
         """Set by ``listen``; None: every peer may do everything."""
@@ -78,9 +79,22 @@ class Server:
         self.address = join_address(advertised_host(host, advertise), bound)
         if self.access is not None:
             self.access.port = bound
+            self._recheck()
+
+    def _recheck(self) -> None:
+        """Cut off peers whose authority, token or entry in the policy was removed since they were admitted."""
+        self._rechecking = asyncio.get_running_loop().call_later(self._keepalive.heartbeat_s, self._recheck)
+        if self.access is None or not self.access.changed():
+            return
+        for connection in list(self.connections):
+            if reason := self.access.objection(connection):
+                self.refusals.note("credentials", connection.remote, f"{connection.peer} is cut off: {reason}")
+                connection.abort(reason)
 
     async def close(self) -> None:
         """Stop listening and drop all connections. Idempotent."""
+        if self._rechecking is not None:
+            self._rechecking.cancel()
         if self._gate is not None:
             self._gate.close()
         for connection in list(self.connections):

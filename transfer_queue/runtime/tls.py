@@ -28,6 +28,7 @@ __all__ = [
     "Credentials",
     "Reread",
     "Tokens",
+    "authorities",
     "explain_loss",
     "explain_tls",
     "is_loopback",
@@ -149,6 +150,10 @@ class Tokens:
         """Raises ConfigError."""
         self._digests = Reread([path], lambda: _read_tokens(path))
 
+    def current(self) -> dict[str, bytes]:
+        """Name -> digest."""
+        return self._digests.get()
+
     def name_of(self, token: str) -> str | None:
         """Whose token it is. Takes equally long for every token."""
         shown = hashlib.sha256(token.encode()).digest()
@@ -157,6 +162,12 @@ class Tokens:
             if hmac.compare_digest(digest, shown):
                 found = name
         return found
+
+
+def authorities(tls: TlsFiles) -> Reread[frozenset[bytes]]:
+    """The certificates of ``tls.ca``, DER, as they are now. Raises ConfigError."""
+    alone = tls.model_copy(update={"certificate": None, "key": None})
+    return Reread([tls.ca], lambda: frozenset(_client_context(alone).get_ca_certs(binary_form=True)))
 
 
 def listen_context(security: ServerSecurity) -> ssl.SSLContext | None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
 from tensordict import TensorDict
 
 from tests.integration.security.authority import TOKENS, Authority, token_files
 from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
 from tests.waiting import wait_until
+from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, TransferQueueError
+from transfer_queue.launch import local
+from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.tls import Credentials, listen_context
 
@@ -124,7 +131,7 @@ def test_tls_below_version_1_3_is_refused(encrypted: Servers, authority: Authori
 def test_new_connections_use_rotated_certificates_without_a_restart(tmp_path: Path) -> None:
     old = Authority(tmp_path, "old")
     server, client = old.issue("server"), old.issue("client")
-    with running(tmp_path, {"tls": server}) as servers, servers.client(tls=client) as kept:
+    with running(tmp_path, {"tls": server}) as servers:
         pid = servers.controller.process.pid
         (tmp_path / "next").mkdir()
         new = Authority(tmp_path / "next", "new")
@@ -135,7 +142,6 @@ def test_new_connections_use_rotated_certificates_without_a_restart(tmp_path: Pa
         put_and_get(servers, tls=shown)
         error = refusal(servers, tls={**client, "ca": server["ca"]})
         assert "refuses this process's certificate" in str(error)
-        assert kept.get_partition_list() == []  # a connection that was made before goes on
         assert servers.controller.process.pid == pid
         assert servers.controller.process.poll() is None
 
@@ -217,3 +223,92 @@ def test_the_shared_memory_of_a_unit_is_private_to_its_user(encrypted: Servers, 
     with encrypted.client(tls=authority.issue("client")):
         arenas = wait_until(lambda: list(encrypted.unit.path.parent.glob("tq-unit-0-*")), "the arena is there")
         assert [path.stat().st_mode & 0o777 for path in arenas] == [0o600]
+
+
+def test_a_replaced_authority_cuts_off_open_connections(tmp_path: Path) -> None:
+    old = Authority(tmp_path, "old")
+    server, client, revoked = old.issue("server"), old.issue("client"), old.issue("revoked")
+    with (
+        running(tmp_path, {"tls": server}) as servers,
+        servers.client(tls=client) as kept,
+        servers.client(tls=revoked) as gone,
+    ):
+        assert gone.get_partition_list() == kept.get_partition_list() == []
+        (tmp_path / "next").mkdir()
+        new = Authority(tmp_path / "next", "new")
+        for files, fresh in ((client, new.issue("client")), (server, new.issue("server"))):
+            for name in ("key", "certificate"):
+                os.replace(fresh[name], files[name])
+        os.replace(new.ca, old.ca)
+        wait_until(
+            lambda: (
+                servers.controller.log.read_text().count(
+                    "is cut off: the authority of its certificate is trusted no longer"
+                )
+                == 3
+            ),
+            "both clients and the unit are cut off",
+        )
+        assert kept.get_partition_list() == []  # it comes back with its new certificate
+        assert "refuses this process's certificate" in str(refusal(servers, tls=revoked))
+
+
+def test_a_renewed_certificate_of_the_same_authority_leaves_open_connections_alone(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.issue("server")
+    with running(tmp_path, {"tls": server}) as servers, servers.client(tls=authority.issue("client")) as kept:
+        authority.issue("server")
+        os.utime(authority.ca)  # read again, with the same content
+        put_and_get(servers, tls=authority.issue("client"))
+        assert kept.get_partition_list() == []
+        assert "is cut off" not in servers.controller.log.read_text()
+
+
+def test_a_removed_token_cuts_off_open_connections(tmp_path: Path) -> None:
+    tokens = Path(token_files(tmp_path))
+    with (
+        running(
+            tmp_path,
+            {"tokensFile": str(tokens)},
+            {"tokensFile": str(tokens), "tokenFile": str(tmp_path / "storage.token")},
+        ) as servers,
+        servers.client(tokenFile=str(tmp_path / "a.token")) as a,
+        servers.client(tokenFile=str(tmp_path / "b.token")) as b,
+    ):
+        assert a.get_partition_list() == b.get_partition_list() == []
+        kept = [line for line in tokens.read_text().splitlines() if not line.startswith("a ")]
+        tokens.write_text("\n".join(kept))
+        wait_until(
+            lambda: "is cut off: its token was replaced or removed" in servers.controller.log.read_text(),
+            "a is cut off",
+        )
+        assert servers.controller.log.read_text().count("is cut off") == 1
+        assert b.get_partition_list() == []
+        assert isinstance(refusal(servers, tokenFile=str(tmp_path / "a.token")), NotAuthorizedError)
+
+
+def test_certificates_of_tq_up_are_renewed_before_their_end_while_programs_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(default_plan(units=1, unit_capacity=32 << 20), tls=True)
+    row = TensorDict({"x": torch.ones(1, 2)}, batch_size=[1])
+    with LocalStack(plan, tmp_path).start() as stack:
+        kept = TransferQueueClient("kept", stack.attach_config)
+        monkeypatch.setattr(local, "_LIFE", timedelta(seconds=2))
+        stack._issue_certificates(datetime.now(timezone.utc))
+        first = x509.load_pem_x509_certificate((tmp_path / "tls" / "client.pem").read_bytes())
+        kept.put(row, partition_id="p")
+        wait_until(
+            lambda: stack.mend() or datetime.now(timezone.utc) > first.not_valid_after_utc, "the first one has ended"
+        )
+        monkeypatch.undo()
+        stack.mend()
+        later = TransferQueueClient("later", stack.attach_config)
+        assert later.get_partition_list() == ["p"]
+        kept.put(row, partition_id="p")
+        os.kill(stack.processes[1].pid, signal.SIGKILL)
+        wait_until(stack.failure, "the unit is dead")
+        wait_until(lambda: stack.mend() or stack.failure() is None, "it is started again, and admitted", 60)
+        kept.put(row, partition_id="p")
+        later.close()
+        kept.close()
