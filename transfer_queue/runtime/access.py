@@ -19,7 +19,7 @@ from transfer_queue.control.commands import Value
 from transfer_queue.control.directory import shard_of_writer
 from transfer_queue.control.requests import ADMINS, PRODUCERS, STORAGE, USERS, Roles, Scope
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
-from transfer_queue.runtime.secret import is_fresh, is_proof, prove
+from transfer_queue.runtime.secret import NONCE_BYTES, is_proof, new_nonce, prove
 from transfer_queue.runtime.tls import Reread, Tokens, authorities, is_loopback, names_of
 from transfer_queue.storage.base import Peer, Served
 from transfer_queue.wire import messages as wire
@@ -119,8 +119,7 @@ class Access:
         self._seen: tuple[object, ...] = self._files()
         self.port = 0
         """Port on which the server listens."""
-        self.since_ns: int | None = None
-        """``time.monotonic_ns`` when it began to, if only this machine can reach it."""
+        self._challenges: WeakKeyDictionary[Connection, bytes] = WeakKeyDictionary()
 
     @classmethod
     def of(cls, security: ServerSecurity) -> Access | None:
@@ -138,6 +137,12 @@ class Access:
         if self._tokens is not None and not self._encrypted and not is_loopback(host):
             log.warning("tokens come over plain TCP, readable on the way; set security.tls")
 
+    def challenge(self, connection: Connection) -> bytes:
+        """The nonce that a peer has to answer before it is admitted; empty if there is no secret, or it was asked."""
+        if self._secret is None or connection in self._challenges:
+            return b""
+        return self._challenges.setdefault(connection, new_nonce())
+
     def answer(self, hello: wire.Hello, welcome: wire.Welcome) -> wire.Welcome:
         """Return ``welcome`` with the proof that this server knows the secret, if there is a secret."""
         if self._secret is None:
@@ -152,8 +157,8 @@ class Access:
         if self._secret is not None:
             if not is_proof(hello.proof, self._secret, "client", self.port, hello.nonce):
                 raise NotAuthorizedError(_NO_SECRET)
-            if self.since_ns is not None and not is_fresh(hello.nonce, self.since_ns):
-                raise NotAuthorizedError("the proof of the secret was made for an earlier server at this port")
+            if hello.nonce[NONCE_BYTES:] != self._challenges.get(connection):
+                raise NotAuthorizedError("the proof of the secret was made for another connection")
             principal = _OWNER
         elif hello.token:
             name = None if self._tokens is None else self._tokens.name_of(hello.token)

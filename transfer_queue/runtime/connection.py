@@ -31,7 +31,7 @@ from transfer_queue.wire.frames import (
     MessageWriter,
     ProtocolError,
 )
-from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Hello, Kind, Welcome
+from transfer_queue.wire.messages import ENCODER, Challenge, Envelope, Failure, Hello, Kind, Welcome
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.access import Principal
@@ -578,6 +578,9 @@ async def connect(
         hello = credentials.introduce(hello, address)
         _check_hello(hello)
         connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
+        if isinstance(connection.welcome, Challenge):
+            hello = credentials.prove(hello, connection.welcome, address)
+            connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
         if not isinstance(connection.welcome, Welcome):
             raise ConnectionLostError(f"the {what} at {address} does not answer as a server of TransferQueue does")
         credentials.check(hello, connection.welcome, address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from typing import Any
 
 import msgspec
@@ -15,9 +14,9 @@ from transfer_queue.errors import NotAuthorizedError, RequestError, StartError, 
 from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.gate import Gate, Refusals, Stranger
-from transfer_queue.runtime.tls import HANDSHAKE_S, is_loopback, listen_context
+from transfer_queue.runtime.tls import HANDSHAKE_S, listen_context
 from transfer_queue.wire.frames import DEFAULT_LIMITS, STRANGER_LIMITS, Limits
-from transfer_queue.wire.messages import PROTOCOL, Hello, Welcome
+from transfer_queue.wire.messages import PROTOCOL, Challenge, Hello, Welcome
 
 __all__ = ["Server", "advertised_host"]
 
@@ -66,8 +65,6 @@ class Server:
             per_address=_STRANGERS_OF_ADDRESS,
             total=_STRANGERS,
         )
-        if self.access is not None and is_loopback(host):
-            self.access.since_ns = time.monotonic_ns()
         try:
             bound = gate.listen(host, port)
         except OSError as error:
@@ -139,6 +136,9 @@ class Server:
                 raise RequestError(
                     f"this server speaks protocol {PROTOCOL}, the peer {body.protocol}; install one version on both"
                 )
+            if self.access is not None and (nonce := self.access.challenge(connection)):
+                connection.reply(request, Challenge(nonce))
+                return
             if self.access is not None:
                 connection.principal = self.access.admit(connection, body)
             reply = self.welcome(connection, body)

@@ -21,7 +21,7 @@ from transfer_queue.config.attach import Target, parse_address
 from transfer_queue.config.security import PeerSecurity, ServerSecurity, TlsFiles
 from transfer_queue.errors import ConfigError, NotAuthorizedError, TransferQueueError
 from transfer_queue.runtime.secret import is_proof, new_nonce, prove
-from transfer_queue.wire.messages import Hello, Welcome
+from transfer_queue.wire.messages import Challenge, Hello, Welcome
 
 __all__ = [
     "HANDSHAKE_S",
@@ -115,14 +115,20 @@ class Credentials:
 
     def introduce(self, hello: Hello, address: str) -> Hello:
         """Return ``hello`` with the credentials for the server at ``address``."""
-        host, port = parse_address(address)
-        if token := self.token(host):
+        if token := self.token(parse_address(address)[0]):
             hello = msgspec.structs.replace(hello, token=token)
-        if self._secret is not None:
-            nonce = new_nonce()
-            proof = prove(self._secret, "client", port, nonce)
-            hello = msgspec.structs.replace(hello, nonce=nonce, proof=proof)
-        return hello
+        return hello if self._secret is None else msgspec.structs.replace(hello, nonce=new_nonce())
+
+    def prove(self, hello: Hello, challenge: Challenge, address: str) -> Hello:
+        """Return ``hello`` with the proof of the secret that the server at ``address`` asks for.
+
+        Without a secret it has none, and the server tells why it refuses it.
+        """
+        if self._secret is None:
+            return hello
+        nonce = hello.nonce + challenge.nonce
+        proof = prove(self._secret, "client", parse_address(address)[1], nonce)
+        return msgspec.structs.replace(hello, nonce=nonce, proof=proof)
 
     def check(self, hello: Hello, welcome: Welcome, address: str) -> None:
         """Check that the server at ``address``, which answered ``hello``, is the expected one.

@@ -1,7 +1,8 @@
 """Everything that travels between processes besides the commands of :mod:`transfer_queue.control.commands`.
 
-A connection begins with a request ``Hello`` and its reply ``Welcome``; any other first message closes it. Afterwards
-both sides may send requests (answered by a reply or ``Failure`` of the same id) and notices (never answered).
+A connection begins with a request ``Hello`` and its reply ``Welcome``, or ``Challenge`` and Hello once more; any
+other first message closes it. Afterwards both sides may send requests (answered by a reply or ``Failure`` of the same
+id) and notices (never answered).
 "i64 bytes": little-endian int64 array; "i32 bytes": int32.
 """
 
@@ -26,6 +27,7 @@ __all__ = [
     "Cancel",
     "Capture",
     "Captured",
+    "Challenge",
     "ControllerReply",
     "ControllerRequest",
     "Drain",
@@ -186,7 +188,7 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol mu
     """To a storage unit: the controller's proof of whose ``writer`` is; from ``Welcome.attributes``."""
     nonce: bytes = b""
     proof: bytes = b""
-    """Proof that the peer knows the queue's secret; see ``runtime.secret``."""
+    """Proof that the peer knows the queue's secret, in the second Hello; see ``runtime.secret``."""
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, client_id={self.client_id!r})"  # without the secrets
@@ -205,6 +207,15 @@ class Welcome(Message, frozen=True, tag=True, omit_defaults=False):  # protocol 
     settings: dict[str, Any] = {}
     units: list[UnitInfo] = []
     attributes: dict[str, Any] = {}
+
+
+class Challenge(Message, frozen=True, tag=True, omit_defaults=True):
+    """The answer to the first Hello at a server with a secret.
+
+    The peer says Hello again, with a proof for its own nonce followed by this one.
+    """
+
+    nonce: bytes
 
 
 class Failure(Message, frozen=True, tag=True, omit_defaults=True):
@@ -552,6 +563,6 @@ if TYPE_CHECKING:
     UnitReply: TypeAlias = Message | commands.Done
 else:
     ControllerRequest = union_of(Hello, Request)
-    ControllerReply = union_of(Welcome, Failure, FromController, commands.Reply)
+    ControllerReply = union_of(Challenge, Welcome, Failure, FromController, commands.Reply)
     UnitRequest = union_of(Hello, ToUnit)
-    UnitReply = union_of(Welcome, Failure, FromUnit, commands.Done)
+    UnitReply = union_of(Challenge, Welcome, Failure, FromUnit, commands.Done)

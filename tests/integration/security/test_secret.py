@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeE
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.secret import new_nonce, new_secret, prove
+from transfer_queue.runtime.secret import new_secret
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire import messages as wire
 
@@ -117,31 +116,41 @@ def test_a_program_that_took_over_the_port_is_refused_before_anything_of_it_is_r
 
 
 def test_a_handshake_is_of_no_use_at_another_server(started: Any) -> None:
-    """Whoever listens where a unit was gets a client's Hello, and shows it to the controller."""
-    caught: list[wire.Hello] = []
+    """Whoever listens where a unit was passes the controller's challenge on to a client, and its answer back."""
 
-    async def overhear(address: str) -> None:
+    async def relay(address: str) -> None:
         with pytest.raises(NotAuthorizedError):
             await connected(address, PeerSecurity(secret=started.controller.zmq_info.secret))
 
-    against_impostor(overhear, caught)
-    replayed = caught[0]
-    assert replayed.proof
-    with pytest.raises(NotAuthorizedError, match="only processes that know its secret"):
-        shake(address_of(started), PeerSecurity(), hello=replayed)
+    refused: list[BaseException] = []
+    against_impostor(relay, relayed_to=(address_of(started), refused))
+    assert "only processes that know its secret" in str(refused[0])
 
 
-def test_a_handshake_is_of_no_use_at_the_next_server_of_the_port() -> None:
-    secret = "0" * 32
-    access = Access(ServerSecurity(secret=secret))
-    access.port, access.since_ns = 1, time.monotonic_ns()
-    nonce = new_nonce()
-    hello = wire.Hello("client", "one", nonce=nonce, proof=prove(secret, "client", 1, nonce))
-    connection: Any = None  # nothing of it is looked at
-    assert access.admit(connection, hello)
-    access.since_ns = time.monotonic_ns()
-    with pytest.raises(NotAuthorizedError, match="made for an earlier server at this port"):
-        access.admit(connection, hello)
+def test_a_recorded_handshake_is_of_no_use_to_anybody() -> None:
+    """At the same server or at the next one of the port, on whatever address it listens."""
+    access, next_one = Access(ServerSecurity(secret="0" * 32)), Access(ServerSecurity(secret="0" * 32))
+    access.port = next_one.port = 1
+    first: Any = NoConnection()
+    later: Any = NoConnection()
+    recorded = answered(access, first)
+    assert access.admit(first, recorded)
+    assert access.challenge(later)
+    with pytest.raises(NotAuthorizedError, match="made for another connection"):
+        access.admit(later, recorded)
+    with pytest.raises(NotAuthorizedError, match="made for another connection"):
+        next_one.admit(later, recorded)
+
+
+class NoConnection:
+    """Nothing of it is looked at."""
+
+
+def answered(access: Access, connection: Any) -> wire.Hello:
+    """What a client with the secret says to the challenge of a server at port 1."""
+    known = Credentials(PeerSecurity(secret="0" * 32))
+    hello = known.introduce(wire.Hello("client", "one"), "host:1")
+    return known.prove(hello, wire.Challenge(access.challenge(connection)), "host:1")
 
 
 def test_a_client_by_address_does_not_unpickle_where_the_queue_did_not_prove_itself(stack: Stack) -> None:
@@ -232,28 +241,56 @@ async def connected(
 
 
 class Impostor:
-    def __init__(self, caught: list[wire.Hello]) -> None:
-        self.caught = caught
+    """With ``relayed_to`` it shows what a client says to the server at that address, and collects how that ends."""
+
+    def __init__(self, relayed_to: tuple[str, list[BaseException]] | None) -> None:
+        self.relayed_to = relayed_to
+        self.proof: asyncio.Future[wire.Hello] | None = None
+        self.relaying: asyncio.Task[None] | None = None
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
-        self.caught.append(body)
+        if self.relayed_to is not None and self.proof is None:
+            self.proof = asyncio.get_running_loop().create_future()
+            self.relaying = asyncio.ensure_future(self.relay(connection, request, body))
+            return
+        if self.proof is not None and not self.proof.done():
+            self.proof.set_result(body)
         says = {"pickle": True, "proof": b"?"}
         welcome = wire.Welcome("controller", name="local", run="r", writer=1, attributes=says)
         connection.reply(request, welcome)
+
+    async def relay(self, victim: Connection, request: int, hello: wire.Hello) -> None:
+        assert self.relayed_to is not None
+        assert self.proof is not None
+        address, refused = self.relayed_to
+        host, port = address.rsplit(":", 1)
+        loop = asyncio.get_running_loop()
+        _, server = await loop.create_connection(
+            lambda: Connection(_Endpoint(), _CONTROLLER, Keepalive(2.0, 60.0)), host, int(port)
+        )
+        challenge, _ = await server.request(hello, timeout_s=60)
+        victim.reply(request, challenge)
+        try:
+            await server.request(await self.proof, timeout_s=60)
+        except NotAuthorizedError as error:
+            refused.append(error)
+        server.close()
 
     def on_notice(self, *_: Any) -> None: ...
     def on_lost(self, *_: Any) -> None: ...
     def receive_buffer(self, *_: Any) -> None: ...
 
 
-def against_impostor(work: Any, caught: list[wire.Hello] | None = None) -> None:
+def against_impostor(work: Any, relayed_to: tuple[str, list[BaseException]] | None = None) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         decoder = msgspec.msgpack.Decoder(wire.Envelope[wire.Hello])
-        endpoint = Impostor([] if caught is None else caught)
+        endpoint = Impostor(relayed_to)
         server = await loop.create_server(lambda: Connection(endpoint, decoder, Keepalive(2.0, 60.0)), "127.0.0.1", 0)
         try:
             await work(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            if endpoint.relaying is not None:
+                await endpoint.relaying
         finally:
             server.close()
 

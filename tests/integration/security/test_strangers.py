@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from transfer_queue.wire.frames import HELLO_BYTES, MAGIC
 from transfer_queue.wire.messages import Envelope, Hello, Kind
 
-STRANGERS = 600
+STRANGERS = 1000
 """More than a server keeps of one address."""
 MIB = 1 << 20
 TOKEN = "a-token-that-is-long-enough"
