@@ -96,6 +96,21 @@ def test_clear_forgets_the_named_keys_or_everything_and_says_what_it_did(command
     assert tq.kv_list(rows) in ({}, {rows: {}})
 
 
+def test_reset_drops_named_or_idle_tasks_and_says_how_many(command: Command, rows: str) -> None:
+    client = tq.get_client()
+    for task in ("one", "two"):
+        assert client.get_meta(["tokens"], 2, rows, task_name=task).size == 2
+    _, said = command("reset", rows, "--idle", "3600")
+    assert f"partition '{rows}' has 0 tasks less" in said
+    _, said = command("reset", rows, "--task", "one")
+    assert f"partition '{rows}' has 1 task less" in said
+    assert client.get_meta(["tokens"], 2, rows, task_name="one").size == 2
+    client.reset_consumption(rows, idle=1e-9)
+    assert client.get_meta(["tokens"], 2, rows, task_name="two").size == 2
+    _, error = command("reset", rows, code=2)
+    assert "--yes" in error
+
+
 HOSTILE = "train\x1b[2J\x9b31m\u202e\r\nerror: [red]forged"
 
 

@@ -167,6 +167,7 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
     data.get: ("tq get train_0 a b", "tq get train_0 a -F reward -o json"),
     data.put: ("tq put train_0 a reward=1.0 text='\"hello\"'", "tq put train_0 a --tag '{\"score\": 1}'"),
     data.clear: ("tq clear train_0 a b", "tq clear train_0 --all --yes"),
+    data.reset: ("tq reset train_0 --task evaluate", "tq reset train_0 --idle 3600"),
     data.tail: ("tq tail train_0", "tq tail train_0 --count 8 --timeout 60"),
     diagnosis.trace: ("tq trace step.json --seconds 30",),
     diagnosis.why: ("tq why", "tq why train_0"),

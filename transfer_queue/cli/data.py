@@ -17,7 +17,7 @@ from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_ta
 from transfer_queue.control.commands import ListPartitions
 from transfer_queue.errors import ConfigError, KeyNotFoundError, UnknownPartitionError, WaitTimeoutError
 
-__all__ = ["clear", "get", "ls", "parse_fields", "put", "tail"]
+__all__ = ["clear", "get", "ls", "parse_fields", "put", "reset", "tail"]
 
 Partition = Annotated[str, typer.Argument(help="Name of a partition.", show_default=False, autocompletion=partitions)]
 Keys = Annotated[list[str], typer.Argument(help="Keys of rows.", show_default=False)]
@@ -146,6 +146,36 @@ def clear(
             link.request(Clear(partition, keys=keys or None))
             gone = f"; not found: {', '.join(map(repr, missing))}" if missing else ""
             say(f"cleared {rows} row{'' if rows == 1 else 's'} of partition {partition!r}{gone}")
+
+
+def reset(
+    partition: Partition,
+    task: Annotated[Optional[str], typer.Option(help="Name of a task; all tasks if left out.")] = None,  # noqa: UP045
+    idle: Annotated[float, typer.Option(min=0, help="Only tasks that have not fetched for so many seconds.")] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    queue: QueueOption = None,
+    controller: ControllerOption = None,
+) -> None:
+    """Forget what tasks have consumed, and with it their memory: their rows can be fetched again."""
+    with faults():
+        from transfer_queue.control.commands import ResetConsumption, Snapshot
+
+        config = find_queue(queue, controller)
+        if task is None and not idle and not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError(
+                    f"resetting every task of partition {partition!r} needs --yes where nobody can be asked; or give "
+                    "--task or --idle"
+                )
+            typer.confirm(f"Make all rows of partition {partition!r} fetchable again for every task?", abort=True)
+        with Link(config) as link:
+            names = link.request(ListPartitions("")).value
+            if partition not in names:
+                raise _unknown(partition, names)
+            before = len(link.request(Snapshot(partition)).value["tasks"])
+            link.request(ResetConsumption(partition, task, idle))
+            gone = before - len(link.request(Snapshot(partition)).value["tasks"])
+            say(f"partition {partition!r} has {gone} task{'' if gone == 1 else 's'} less")
 
 
 def tail(

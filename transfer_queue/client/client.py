@@ -378,14 +378,18 @@ class AsyncClient:
         """
         return await self.async_run(self.rows.stream_drained, task_name, partition_id)
 
-    async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
+    async def async_reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, idle: float = 0.0
+    ) -> bool:
         """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
 
-        The controller then keeps no state of a task without waiting fetches: call it for finished tasks.
+        The controller then keeps no state of a task without waiting fetches: call it for finished tasks. ``idle``:
+        only for tasks that have not fetched for so many seconds, for example 3600 to drop what is left of old runs; a
+        restart of the controller counts as a fetch.
 
         Raises InvalidTypeError, InvalidInputError.
         """
-        return await self.async_run(self.rows.reset_consumption, partition_id, task_name)
+        return await self.async_run(self.rows.reset_consumption, partition_id, task_name, idle)
 
     async def async_get_partition_list(self) -> list[str]:
         """Names of partitions in the order of their creation. Raises ConnectionLostError, WaitTimeoutError."""

@@ -438,9 +438,9 @@ class RowOperations:
         except UnknownPartitionError:
             return {}
 
-    def reset_consumption(self, partition_id: str, task_name: str | None) -> Operation[Reply, bool]:
+    def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[Reply, bool]:
         task = None if task_name is None else check_text("task_name", task_name)
-        command = ResetConsumption(check_partition(partition_id), task)
+        command = ResetConsumption(check_partition(partition_id), task, check_seconds("idle", idle))
         return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
 
     def row_counts(self) -> Operation[Reply, dict[str, int]]:

@@ -190,12 +190,16 @@ class Clear(Command, frozen=True, tag=True, omit_defaults=True):
 
 
 class ResetConsumption(Command, frozen=True, tag=True, omit_defaults=True):
-    """Make rows fetchable again for ``task``, or for every task. Unknown names are fine. Answer: Done."""
+    """Make rows fetchable again for ``task``, or for every task. Unknown names are fine. Answer: Done.
+
+    ``idle_s`` > 0: only for tasks that have not fetched for so many seconds, as of this life of the controller.
+    """
 
     roles = CONSUMERS
     mutates = True
 
     task: str | None = None
+    idle_s: float = 0.0
 
 
 class ListKeys(Command, frozen=True, tag=True, omit_defaults=True):

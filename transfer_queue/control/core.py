@@ -131,9 +131,12 @@ class ControlCore:
                     self._end_lease(partition, task, lease)
 
     def restart_leases(self, now: float) -> None:
-        """After `restore` and `replay`: leases last as long as they would if they began now."""
+        """After `restore` and `replay`: leases last, and tasks are idle, as if they began now."""
         self.leases.now = now
         self.leases.begin_anew()
+        for partition in self.partitions.values():
+            for task in partition.tasks.values():
+                task.last_fetch = now
 
     def tick(self, now: float) -> None:
         """Take back rows whose lease is over, and answer parked requests whose deadline has come with an error."""
@@ -399,7 +402,11 @@ class ControlCore:
 
     @_handlers.on(Fetch)
     def _fetch(self, command: Fetch) -> Batch | Parked:
-        return self.serving.fetch(command, self.partitions.get(command.partition), self.leases.now, *self.log.origin)
+        partition = self.partitions.get(command.partition)
+        reply = self.serving.fetch(command, partition, self.leases.now, *self.log.origin)
+        if partition is not None and (task := partition.tasks.get(command.task)):
+            task.last_fetch = self.leases.now
+        return reply
 
     @_handlers.on(Acknowledge)
     def _acknowledge(self, command: Acknowledge) -> Done:
@@ -472,6 +479,14 @@ class ControlCore:
     def _reset_consumption(self, command: ResetConsumption) -> Done:
         partition = self.partitions.get(command.partition)
         if partition is not None:
+            if command.idle_s > 0:
+                tasks = [task for task in partition.tasks.values() if command.task in (None, task.name)]
+                for task in tasks:
+                    if task.last_fetch <= self.leases.now - command.idle_s and not any(
+                        item.waiting for item in task.subscriptions
+                    ):
+                        partition.reset(task.name)
+                return Done()
             if command.task is None:
                 self.serving.drawer.forget(partition.name)
             partition.reset(command.task)

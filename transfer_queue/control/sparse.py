@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from transfer_queue.control.arrays import Ints, Rows
+from transfer_queue.control.arrays import Ints, Rows, compact
 
 __all__ = ["SparseColumn"]
 
@@ -189,6 +189,26 @@ class SparseColumn:
         self.clear()
         chunks = np.pad(values, (0, -len(values) % _CHUNK)).reshape(-1, _CHUNK)
         self._adopt(chunks, np.arange(len(chunks)))
+
+    def dump(self) -> list[Any]:
+        """``[position, bytes, position, bytes, …]`` of the chunks that are not all zero."""
+        found: list[Any] = []
+        for chunk in np.flatnonzero(self._where).tolist():
+            position = (chunk << _SHIFT) - self._offset
+            values = self._pool[self._where[chunk]][max(0, -position) :]
+            if values.any():
+                found += [max(0, position), values.tobytes()]
+        return found
+
+    def restore(self, dumped: list[Any], rows: int) -> None:
+        """Replace all rows, ``rows`` of them, by what `dump` returned. Raises ValueError if it is damaged."""
+        self.clear()
+        for position, raw in zip(dumped[::2], dumped[1::2], strict=True):
+            values = np.frombuffer(raw, self._dtype)[: rows - position]
+            if not 0 <= position <= rows:
+                raise ValueError(f"position {position} of {rows}")
+            for value in np.unique(values[values != 0]).tolist():
+                self[compact(np.flatnonzero(values == value) + position)] = value
 
     def drop_front(self, rows: int) -> None:
         """Forget the first ``rows`` rows; the others move down. Chunks that are all zero are dropped."""

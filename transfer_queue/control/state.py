@@ -77,7 +77,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "tasks": [
             [
                 task.name,
-                task.taken[slice(0, used)].tobytes(),
+                task.taken.dump(),
                 [[*key, to_runs(rows, 0)] for key, rows in task.batches.items()],
             ]
             for task in partition.tasks.values()
@@ -129,7 +129,10 @@ def _load_partition(core: ControlCore, state: dict[str, Any]) -> Partition:
         partition.fields.lengths[name] = fill(partition.table.add_column(np.int32), raw)
     for name, taken, batches in state["tasks"]:
         task = partition.task(name)
-        task.taken.load(np.frombuffer(taken, np.uint8))
+        if isinstance(taken, bytes):  # of older snapshots: a byte for each row
+            task.taken.load(np.frombuffer(taken, np.uint8))
+        else:
+            task.taken.restore(taken, used)
         task.batches.update({(rank, batch): from_runs(runs, 0) for rank, batch, runs in batches})
         partition.drop_if_blank(task)
     for name, number, client, seconds, dealt, runs in state.get("leases", ()):  # older snapshots have none

@@ -32,13 +32,14 @@ class Task:
     ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None without leases.
     """
 
-    __slots__ = ("batches", "cleared", "deals", "lease", "leases", "name", "subscriptions", "taken")
+    __slots__ = ("batches", "cleared", "deals", "last_fetch", "lease", "leases", "name", "subscriptions", "taken")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.taken = SparseColumn(np.uint8)
         self.batches: dict[tuple[int, int | str], Rows] = {}
         self.cleared = 0  # consumed rows that were cleared since; for people, not kept over a restart
+        self.last_fetch = 0.0  # on the host's clock
         self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
         self.lease: SparseColumn | None = None

@@ -42,6 +42,22 @@ def test_tags_are_copies_on_the_way_in_and_out() -> None:
     assert found.tags == [{"scores": [1], "nested": {"a": [2]}}]
 
 
+def test_tasks_that_have_not_fetched_for_some_time_are_dropped_and_others_are_not() -> None:
+    core = ControlCore()
+    core.apply(put("p", [f"k{number}" for number in range(10)], "x"), 0)
+    for task, at in (("old", 0.0), ("waiting", 0.0), ("new", 90.0)):
+        assert len(rows(core.apply(fetch("p", "x", 10, task=task), at))) == 10
+    assert core.apply(fetch("p", "x", 1, task="waiting", timeout_s=math.inf), 1.0, request=1) is PARKED
+    core.apply(c.ResetConsumption("p", idle_s=60.0), 100.0)
+    assert list(core.partitions["p"].tasks) == ["waiting", "new"]
+    assert len(rows(core.apply(fetch("p", "x", 10, task="old"), 100.0))) == 10
+    restored = ControlCore()
+    restored.restore(core.snapshot())
+    restored.restart_leases(1000.0)
+    restored.apply(c.ResetConsumption("p", idle_s=60.0), 1001.0)
+    assert sorted(restored.partitions["p"].tasks) == ["new", "old", "waiting"]
+
+
 def test_tags_merge_by_top_level_entries_only() -> None:
     core = ControlCore()
     core.apply(put("p", ["a"], tags=[{"kept": 1, "nested": {"old": 1}}]), 0)

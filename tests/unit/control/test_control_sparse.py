@@ -52,6 +52,19 @@ def test_a_sparse_column_reads_as_an_array_that_was_written_alike(steps: Any) ->
         assert column.item(start) == plain[start]
         assert [column.count(number) for number in (1, 2, 3)] == [int((plain == n).sum()) for n in (1, 2, 3)]
         assert column.is_empty <= (not plain.any())
+        restored = SparseColumn(np.int64)
+        restored.restore(column.dump(), _ROWS)
+        assert np.array_equal(restored[slice(0, _ROWS)], plain)
+
+
+def test_a_dump_follows_the_rows_that_were_written() -> None:
+    column = SparseColumn(np.uint8)
+    column[slice(0, 100_000)] = 1
+    column[slice(1, 100_000)] = 0
+    column[slice(70_000, 70_003)] = 2
+    dumped = column.dump()
+    assert dumped[::2] == [0, 69632]
+    assert sum(map(len, dumped[1::2])) == 1024
 
 
 def test_memory_follows_the_rows_that_were_written() -> None:
