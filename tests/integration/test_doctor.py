@@ -158,7 +158,13 @@ def test_a_wrong_config_file(doctor: Doctor) -> None:
     wrong.write_text("controler: {addresses: ['127.0.0.1:1']}\n")
     doctor.environ["TQ_CONFIG_FILE"] = str(wrong)
     code, findings = doctor.run()
-    only(findings, "settings", "fail", "controler: unknown field; allowed here: controller", "correct the file")
+    only(
+        findings,
+        "settings",
+        "fail",
+        'unknown field "controler"; did you mean controller? allowed: controller',
+        "correct the file",
+    )
     assert code == 1
 
 

@@ -227,7 +227,7 @@ def test_readiness_counts_the_storage_units(stack: Stack) -> None:
     [
         ("controller", {"port": "USED"}, "the port is in use"),
         ("controller", {"port": 0, "metricsPort": None, "sampler": {"name": "No"}}, "Could not find sampler 'No'"),
-        ("controller", {"prot": 1}, "prot: unknown field; allowed here: advertiseHost"),
+        ("controller", {"prot": 1}, 'unknown field "prot"; did you mean port? allowed: advertiseHost'),
         (
             "storage_unit",
             {"port": 0, "controller": ["127.0.0.1:9"], "startTimeout": 0.1},

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from transfer_queue._printable import printable
 from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
-from transfer_queue.config.manifest import standard_input
+from transfer_queue.config.document import standard_input
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.plan import LocalPlan

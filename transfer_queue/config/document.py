@@ -1,11 +1,18 @@
-"""Reading YAML and JSON documents into pydantic models, with errors a person can act on."""
+"""YAML and JSON documents as pydantic models, and the one line that says what is wrong with a field."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 import os
 import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -17,11 +24,23 @@ from pydantic import (
     model_serializer,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from transfer_queue.config.quantity import QUANTITY_HINT, Quantity
 from transfer_queue.errors import ConfigError
 
-__all__ = ["Bytes", "Document", "TerseDocument", "load_document", "parse_bytes", "validate_document"]
+__all__ = [
+    "Bytes",
+    "Document",
+    "TerseDocument",
+    "explain",
+    "load_document",
+    "parse_bytes",
+    "read_yaml",
+    "standard_input",
+    "validate_document",
+    "wrong_type",
+]
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -59,14 +78,59 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 D = TypeVar("D", bound=Document)
 
 
+class _StrictLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that is given twice: YAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(None, None, f'key "{key.value}" already set (line {line})')
+            seen.add(key.value)
+        return typing.cast("dict[Any, Any]", super().construct_mapping(node, deep))
+
+
+@functools.cache
+def standard_input() -> str:
+    """All of standard input. It is read once; later calls return the same text."""
+    return sys.stdin.read()
+
+
+def read_yaml(source: Path | str, what: str) -> Any:
+    """The only YAML document of a file (``-``: standard input), or of a text if ``source`` has several lines.
+
+    Raises ConfigError, also for a key that is set twice. ``what`` names in it what the document should be.
+    """
+    if isinstance(source, str) and "\n" in source:
+        name, text = "text", source
+    elif str(source) == "-":
+        name, text = "standard input", standard_input()
+    else:
+        name = str(source)
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{name}: cannot be read: {reason}") from None
+    try:
+        found = [document for document in yaml.load_all(text, _StrictLoader) if document is not None]
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from None
+    if len(found) != 1:
+        raise ConfigError(f"{name}: holds {len(found)} YAML documents; give exactly one {what}")
+    return found[0]
+
+
 def validate_document(model: type[D], value: object, where: str) -> D:
     """``value`` as ``model``. Raises ConfigError whose one-line text names every wrong field by its path."""
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a mapping of settings, got {type(value).__name__}")
+        raise ConfigError(wrong_type(where, value))
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_describe(model, item) for item in error.errors())) from None
+        lines = [explain(model, problem) for problem in error.errors(include_url=False)]
+        raise ConfigError(f"{where}: {'; '.join(lines)}") from None
 
 
 def load_document(model: type[D], path: str | Path) -> D:
@@ -75,13 +139,8 @@ def load_document(model: type[D], path: str | Path) -> D:
     ``$(NAME)`` in a string stands for the environment variable NAME, as in Kubernetes manifests: the pods of one
     StatefulSet share a file and differ only in what the kubelet tells them.
     """
-    try:
-        value = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return validate_document(model, _expand(value, str(path)) if value is not None else {}, str(path))
+    value = read_yaml(Path(path), "mapping of settings")
+    return validate_document(model, _expand(value, str(path)), str(path))
 
 
 def _expand(value: Any, where: str) -> Any:
@@ -100,21 +159,103 @@ def _expand(value: Any, where: str) -> Any:
     return _VARIABLE.sub(variable, value)
 
 
-def _describe(model: type[BaseModel], item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "document"
-    if item["type"] == "extra_forbidden":
-        return f"{path}: unknown field; allowed here: {', '.join(_siblings(model, item['loc']))}"
-    if item["type"] == "missing":
-        return f"{path}: required"
-    return f"{path}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})"
+_TYPES: Final = {
+    "int_type": "integer",
+    "float_type": "number",
+    "bool_type": "boolean",
+    "string_type": "string",
+    "list_type": "array",
+    "dict_type": "object",
+    "model_type": "object",
+    "model_attributes_type": "object",
+}
 
 
-def _siblings(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
-    for part in location[:-1]:
-        for name, info in current.model_fields.items():
-            if part in (name, info.alias):
-                current = info.annotation
-        if not (isinstance(current, type) and issubclass(current, BaseModel)):
-            return []
-    return sorted(info.alias or name for name, info in current.model_fields.items())
+def explain(root: type[BaseModel], problem: ErrorDetails) -> str:
+    """One line, worded as the apiserver words it, with the path of the field in front."""
+    kind, given = problem["type"], problem["input"]
+    location = [part for part in problem["loc"] if part not in {"str", "int", "constrained-str"}]
+    path = _path(location)
+    if kind == "extra_forbidden":
+        return _unknown(root, location)
+    if kind == "missing":
+        return f"{path}: Required value"
+    if kind == "literal_error":
+        choices = ", ".join(f'"{value}"' for value in _allowed(root, location))
+        hint = "; quote it: YAML reads a bare off as false" if given is False and '"off"' in choices else ""
+        return f"{path}: Unsupported value: {_quote(given)}: supported values: {choices}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"{path}: Invalid value: {_quote(given)}: should match '{problem['ctx']['pattern']}'"
+    if kind in _TYPES:
+        return wrong_type(path, given, _TYPES[kind]) if path else f"a {root.__name__} must be a mapping"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}" + (f" (got {_quote(given)})" if problem["msg"].startswith("Input ") else "")
+
+
+def wrong_type(path: str, given: object, wanted: str = "object") -> str:
+    """The error of a value that has not the type ``wanted``, a name of JSON schema."""
+    return f"{path}: {_quote(given)} must be of type {wanted}"
+
+
+def _unknown(root: type[BaseModel], location: Sequence[str | int]) -> str:
+    parent = _model_at(root, location[:-1])
+    names = [field.alias or name for name, field in parent.model_fields.items()] if parent else []
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f'unknown field "{_path(location)}"; {hint}allowed: {", ".join(sorted(names)) or "nothing"}'
+
+
+def _path(location: Sequence[str | int]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _quote(value: Any) -> str:
+    return json.dumps(value, default=str) if not isinstance(value, (dict, list)) else type(value).__name__
+
+
+def _field_type(model: type[BaseModel], alias: str | int) -> Any:
+    for name, field in model.model_fields.items():
+        if alias in (field.alias, name):
+            return field.annotation
+    return None
+
+
+def _type_at(root: type[BaseModel], location: Sequence[str | int]) -> Any:
+    """The annotation of what is at ``location``; None where it leads nowhere."""
+    found: Any = root
+    for part in location:
+        if isinstance(part, int):
+            found = next(iter(typing.get_args(_member(found, lambda m: typing.get_origin(m) is list))), None)
+        else:
+            model = _member(found, _is_model)
+            found = _field_type(model, part) if model else None
+    return found
+
+
+def _model_at(root: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    found: type[BaseModel] | None = _member(_type_at(root, location), _is_model)
+    return found
+
+
+def _member(annotation: Any, wanted: Callable[[Any], bool]) -> Any:
+    """``annotation``, or the alternative of it, that is ``wanted``, without what is said of it by Annotated."""
+    plain = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    if _is_union(plain):
+        return next((found for member in typing.get_args(plain) if (found := _member(member, wanted))), None)
+    return plain if wanted(plain) else None
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _allowed(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    found = _member(_type_at(root, location), lambda member: typing.get_origin(member) is Literal)
+    return [str(value) for value in typing.get_args(found)]

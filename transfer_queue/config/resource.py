@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
-from transfer_queue.config import defaults, manifest
+from transfer_queue.config import defaults
+from transfer_queue.config.document import explain, read_yaml
 from transfer_queue.config.quantity import Amount, AtLeast, Quantity
 from transfer_queue.config.resource_pods import PodTemplate
 from transfer_queue.config.resource_security import Security, TlsMode
@@ -556,7 +557,7 @@ def load(source: Path | str) -> TransferQueue:
 
     Raises :class:`ConfigError` with one line for each problem.
     """
-    return parse(manifest.single(source))
+    return parse(read_yaml(source, "TransferQueue"))
 
 
 def parse(document: Any) -> TransferQueue:
@@ -567,7 +568,7 @@ def parse(document: Any) -> TransferQueue:
     try:
         return TransferQueue.model_validate(document)
     except ValidationError as error:
-        lines = [manifest.explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
+        lines = [explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
     raise ConfigError("\n".join(_empty_backends(document) or lines))
 
 

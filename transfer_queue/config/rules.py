@@ -13,11 +13,13 @@ from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["Between", "Matches", "Model", "Rule"]
+from transfer_queue.config.document import Document
 
+__all__ = ["NO_LIMIT", "Between", "Matches", "Model", "Rule"]
+
+NO_LIMIT = 2**63 - 1
 CEL_RULES = "x-kubernetes-validations"
 
 
@@ -30,8 +32,10 @@ class Between:
 
     @property
     def hint(self) -> str:
-        allowed = f"{self.low}" if self.low == self.high else f"a whole number from {self.low} to {self.high}"
-        return f"is out of range; use {allowed}"
+        allowed = f"a whole number from {self.low} to {self.high}"
+        if self.high == NO_LIMIT:
+            allowed = f"a whole number from {self.low} on"
+        return f"is out of range; use {self.low if self.low == self.high else allowed}"
 
     def check(self, value: int) -> int:
         if not self.low <= value <= self.high:
@@ -89,10 +93,10 @@ class Rule:
     message: str
 
 
-class Model(BaseModel):
-    """An immutable object of the resource: camelCase names, unknown fields refused, ``null`` means absent."""
+class Model(Document):
+    r"""A document that the apiserver checks, too: types are strict, ``null`` means absent, and `Rule`\ s apply."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(populate_by_name=False, strict=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="before")

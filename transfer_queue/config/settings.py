@@ -6,13 +6,16 @@ import difflib
 import importlib.resources
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
-import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from transfer_queue.config.document import parse_bytes
+from transfer_queue.config.document import explain, parse_bytes, read_yaml, wrong_type
 from transfer_queue.config.processes import SMALLEST_CAPACITY
+from transfer_queue.config.rules import NO_LIMIT, Between, Model
 from transfer_queue.errors import ConfigError
 
 __all__ = ["ATTACH_SETTINGS", "check_names", "check_settings", "leaves"]
@@ -33,55 +36,96 @@ ATTACH_SETTINGS = ("name", "uid", "layout", "missing_fields", "traces", "securit
 """Settings of a ``conf`` that names a queue, besides ``controller``."""
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[object], str]:
-    def fault(value: object) -> str:
-        ok = type(value) is int and value >= least and (most is None or value <= most)
-        return "" if ok else f"must be a whole number from {least}" + (f" to {most}" if most is not None else " on")
+class _Section(Model):
+    """Part of the settings; entries that are no fields are not checked here."""
 
-    return fault
+    model_config = ConfigDict(alias_generator=None, extra="ignore")
 
 
-def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else "must be true or false"
+@dataclass(frozen=True)
+class _Only:
+    """The one value that an entry may have, and why it may have no other."""
+
+    value: bool
+    reason: str
+
+    def check(self, value: object) -> bool:
+        if value is not self.value:
+            raise PydanticCustomError("only", "{problem}", {"problem": self.reason})
+        return self.value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
 
 
-def _never(reason: str) -> Callable[[object], str]:
-    return lambda value: "" if value is False else reason
+_Positive: TypeAlias = Annotated[int, Between(1, NO_LIMIT)]
+_Size: TypeAlias = Annotated[int, Between(0, NO_LIMIT)]
+_Capacity: TypeAlias = Annotated[int, Between(SMALLEST_CAPACITY, NO_LIMIT), BeforeValidator(parse_bytes)]
 
 
-def _capacity(value: object) -> str:
-    try:
-        size = parse_bytes(value)
-    except ValueError as error:
-        return f"is wrong: {error}"
-    ok = type(size) is int and size >= SMALLEST_CAPACITY
-    return "" if ok else f"must be a number of bytes from {SMALLEST_CAPACITY} on, such as 64Gi"
+class _Metrics(_Section):
+    enabled: bool = False
+    port: Annotated[int, Between(0, 65535)] = 0
 
 
-_CHECKS: dict[str, Callable[[object], str]] = {
-    "layout": lambda value: "" if value in ("jagged", "dense") else "must be jagged or dense",
-    "missing_fields": lambda value: "" if value in ("error", "drop") else "must be error or drop",
-    "metrics.enabled": _flag,
-    "metrics.port": _whole(0, 65535),
-    "controller.polling_mode": _flag,
-    f"{SIMPLE}.num_data_storage_units": _whole(1),
-    f"{SIMPLE}.total_storage_size": _whole(1),
-    f"{SIMPLE}.unit_capacity": _capacity,
-    f"{SIMPLE}.ssd_offload.enabled": _flag,
-    f"{SIMPLE}.ssd_offload.threshold_bytes": _whole(0),
-    f"{SIMPLE}.ssd_offload.glibc_mmap_threshold_bytes": _whole(0),
-    f"{MOONCAKE}.auto_init": _flag,
-    f"{MOONCAKE}.global_segment_size": _capacity,
-    f"{MOONCAKE}.offload.enabled": _never(
-        "is not available: the engine does not tell which unit has a block that it moved to disk; leave it false and "
-        "give the store more segments, or use SimpleStorage with ssd_offload"
-    ),
-    f"{MOONCAKE}.use_gdr": _never(
-        "is not available: rows pass through buffers of the host; leave it false, or use SimpleStorage, which takes "
-        "tensors of GPUs by pinned memory (docs/gpu.md)"
-    ),
-    f"{MOONCAKE}.hard_pin": lambda value: "" if value is True else "cannot be false: unread rows are never evicted",
-}
+class _Controller(_Section):
+    polling_mode: bool = False
+
+
+class _SsdOffload(_Section):
+    enabled: bool = False
+    threshold_bytes: _Size = 0
+    glibc_mmap_threshold_bytes: _Size = 0
+
+
+class _Simple(_Section):
+    num_data_storage_units: _Positive = 1
+    total_storage_size: _Positive = 1
+    unit_capacity: _Capacity = SMALLEST_CAPACITY
+    ssd_offload: _SsdOffload = _SsdOffload()
+
+
+class _MooncakeOffload(_Section):
+    enabled: Annotated[
+        bool,
+        _Only(
+            False,
+            "is not available: the engine does not tell which unit has a block that it moved to disk; leave it false "
+            "and give the store more segments, or use SimpleStorage with ssd_offload",
+        ),
+    ] = False
+
+
+class _Mooncake(_Section):
+    auto_init: bool = True
+    global_segment_size: _Capacity = SMALLEST_CAPACITY
+    offload: _MooncakeOffload = _MooncakeOffload()
+    use_gdr: Annotated[
+        bool,
+        _Only(
+            False,
+            "is not available: rows pass through buffers of the host; leave it false, or use SimpleStorage, which "
+            "takes tensors of GPUs by pinned memory (docs/gpu.md)",
+        ),
+    ] = False
+    hard_pin: Annotated[bool, _Only(True, "cannot be false: unread rows are never evicted")] = True
+
+
+class _Backend(_Section):
+    simple: _Simple = Field(default=_Simple(), alias="SimpleStorage")
+    mooncake: _Mooncake = Field(default=_Mooncake(), alias="MooncakeStore")
+
+
+class _Settings(_Section):
+    """The entries of ``config.yaml`` whose values are checked. Defaults are in that file."""
+
+    layout: Literal["jagged", "dense"] = "jagged"
+    missing_fields: Literal["error", "drop"] = "error"
+    metrics: _Metrics = _Metrics()
+    controller: _Controller = _Controller()
+    backend: _Backend = _Backend()
+
+
 _WITHOUT_EFFECT = {
     f"{SIMPLE}.required_node_resource": "the storage units of a queue on one machine all run on this node",
     f"{SIMPLE}.zmq_info": "it is filled in with the units that are started",
@@ -100,7 +144,8 @@ def check_names(given: Mapping[str, Any]) -> None:
             "with tq up -f FILE (or kubectl apply -f FILE) and call init() without it"
         )
     text = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
-    _check_names(given, {**yaml.safe_load(text), **dict.fromkeys(ATTACH_SETTINGS)}, "")
+    packaged = read_yaml(text, "mapping of settings")
+    _check_names(given, {**packaged, **dict.fromkeys(ATTACH_SETTINGS)}, "")
 
 
 def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
@@ -127,6 +172,10 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
     kept, since programs put their own there.
     """
     _check_sections(given, known)
+    try:
+        _Settings.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(explain(_Settings, problem) for problem in error.errors())) from None
     for name, value in given.items():  # a section of its own may be the program's
         if not isinstance(value, Mapping) and name not in {*known, *ATTACH_SETTINGS, *_WITHOUT_EFFECT}:
             log.warning("conf: %s is not a setting and has no effect; there are: %s", name, ", ".join(sorted(known)))
@@ -134,13 +183,9 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
     for path, value in leaves(given):
         if value is None:
             continue
-        if path in _CHECKS:
-            fault = _CHECKS[path](value)
-            if fault:
-                raise ConfigError(f"{path}: {fault}; got {value!r}")
-        elif in_ray and path == f"{SIMPLE}.required_node_resource":
+        if in_ray and path == f"{SIMPLE}.required_node_resource":
             continue
-        elif path in _WITHOUT_EFFECT or path.rpartition(".")[0] in _WITHOUT_EFFECT:
+        if path in _WITHOUT_EFFECT or path.rpartition(".")[0] in _WITHOUT_EFFECT:
             reason = _WITHOUT_EFFECT.get(path) or _WITHOUT_EFFECT[path.rpartition(".")[0]]
             warnings.warn(f"conf: {path} has no effect: {reason}", stacklevel=6)
         elif path.startswith(tuple(f"{section}." for section in _IN_EFFECT)) and not _is_known(path, entries):
@@ -154,7 +199,7 @@ def _check_sections(given: Mapping[str, Any], known: Mapping[str, Any], prefix: 
         if not isinstance(section, Mapping) or value is None:
             continue
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{prefix}{name}: expected a mapping of settings, got {value!r}")
+            raise ConfigError(wrong_type(f"{prefix}{name}", value))
         _check_sections(value, section, f"{prefix}{name}.")
 
 

@@ -18,7 +18,7 @@ import transfer_queue.sampler
 from transfer_queue.compat.registered.registry import StorageBootstrapProvider, StorageManagerFactory
 from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.config import defaults
-from transfer_queue.config.document import parse_bytes, validate_document
+from transfer_queue.config.document import parse_bytes, validate_document, wrong_type
 from transfer_queue.config.processes import SamplerChoice
 from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidTypeError, StartError
@@ -154,7 +154,7 @@ def _plain_section(name: str, section: Any) -> dict[str, Any]:
     where = f"backend.{name}"
     plain = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else (section or {})
     if not isinstance(plain, dict):
-        raise ConfigError(f"{where}: expected a mapping of settings, got {type(plain).__name__}")
+        raise ConfigError(wrong_type(where, plain))
     try:
         msgspec.json.encode(plain)
     except TypeError as error:

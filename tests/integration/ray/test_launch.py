@@ -245,7 +245,7 @@ def test_wrong_placement_settings_are_refused_before_anything_starts(driver: Ray
     for conf, message in [
         ({"backend": {"SimpleStorage": {"required_node_resource": "fast_disk"}}}, "fast_disk.*offered: CPU"),
         ({"ray": {"num_cpus": 100}}, r"ray\.num_cpus: no node"),
-        ({"ray": {"nmae": "x"}}, "nmae: unknown field"),
+        ({"ray": {"nmae": "x"}}, 'unknown field "nmae"; did you mean name?'),
     ]:
         with pytest.raises(ConfigError, match=message):
             tq.init(conf)

@@ -55,7 +55,7 @@ def test_settings_survive_the_way_through_a_message() -> None:
         ({"zeroCopy": {"bytesBufferSize": "2 gigs"}}, "zeroCopy.bytesBufferSize.*'2 gigs' is not a quantity"),
         ({"zeroCopy": {"bytesBufferSize": 5}}, "zeroCopy.bytesBufferSize.*at least 1Mi"),
         ({"localBufferSize": "1Gi", "local_buffer_size_gb": 1}, "local_buffer_size and local_buffer_size_gb"),
-        ({"segments": 3}, "segments: unknown field; allowed here: .*masterServerAddress"),
+        ({"segments": 3}, 'unknown field "segments"; .*allowed: .*masterServerAddress'),
         ({"metadataServer": None}, "metadataServer"),
     ],
 )
@@ -71,7 +71,7 @@ def test_names_with_underscores_are_taken() -> None:
 
 
 def test_missing_addresses_are_named() -> None:
-    with pytest.raises(ConfigError, match="metadataServer: required; masterServerAddress: required"):
+    with pytest.raises(ConfigError, match="metadataServer: Required value; masterServerAddress: Required value"):
         parse_settings({})
 
 
