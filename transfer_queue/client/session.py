@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.backoff import Backoff
 from transfer_queue.client.waiting import Waits
 from transfer_queue.config.trouble import trouble_at
 from transfer_queue.control.commands import Command, Fetch, Reply
@@ -37,7 +37,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["ControllerSession", "retry_delay", "silence"]
+__all__ = ["ControllerSession", "silence"]
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class ControllerSession:
 
     def start(self) -> None:
         """Begin to connect; requests wait for it."""
-        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(at_once=True))
 
     async def welcomed(self, timeout_s: float) -> None:
         """Return once the controller was reached for the first time. Raises ConnectionLostError."""
@@ -276,10 +276,12 @@ class ControllerSession:
                     await asyncio.wait_for(self._connected.wait(), min(left_s, _LOOK_S))
         return self._connection
 
-    async def _reconnect(self, attempt: int = 0) -> None:
+    async def _reconnect(self, *, at_once: bool) -> None:
+        backoff = Backoff(*_RETRY_S, spread=1.0)
         while not self._closed:
-            await asyncio.sleep(retry_delay(attempt, random.random()))
-            attempt += 1
+            if not at_once:
+                await asyncio.sleep(backoff.next_s())
+            at_once = False
             for address in self._addresses:
                 try:
                     await self._connect(address)
@@ -367,7 +369,7 @@ class ControllerSession:
             self._connected.clear()
             if not self._closed:
                 self._failure = connection.lost_error()
-                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(attempt=1))
+                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(at_once=False))
 
 
 def _unanswered(connection: Connection, command: Command) -> str:
@@ -384,11 +386,3 @@ def silence(connections: Iterable[Connection | None]) -> str:
         for connection in connections
         if connection is not None and not connection.closed and now - connection.last_received > _SILENT_S
     )
-
-
-def retry_delay(attempt: int, chance: float) -> float:
-    """Seconds before connecting: none at the first attach (attempt 0), else anywhere in a window that doubles.
-
-    Thousands of clients lose a controller at the same moment; ``chance`` (0 to 1) spreads them over the whole window.
-    """
-    return chance * min(_RETRY_S[0] * 2 ** (attempt - 1), _RETRY_S[1]) if attempt else 0.0

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue._kv_meta import as_positions
+from transfer_queue.backoff import Backoff
 from transfer_queue.client.arguments import check_fields, check_flag, check_lease, check_partition, check_text
 from transfer_queue.client.client import Client
 from transfer_queue.config.attach import AttachConfig, attach_from_environment
@@ -259,7 +260,7 @@ class StreamingDataset(IterableDataset[Any]):
             size = min(size, self.total_samples - number * self.batch_size)
             if size <= 0:
                 return None
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _longest_pause_s())
         began, patience = time.monotonic(), _STALL_WARNING_S
         while not stopped():
             asked = time.monotonic()
@@ -278,8 +279,7 @@ class StreamingDataset(IterableDataset[Any]):
                 log.warning("%s has waited %.0f s for %d rows: %s", self, patience, size, self._awaited(size))
                 patience *= 2
             if time.monotonic() - asked < WAIT_S / 2:  # polling mode: the controller does the waiting otherwise
-                time.sleep(pause)
-                pause = min(2 * pause, _longest_pause_s())
+                time.sleep(backoff.next_s())
         return None
 
     def _rest(self, number: int, size: int) -> tuple[Sample | None, bool]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import mmap
 import os
 import secrets
@@ -31,6 +32,8 @@ from transfer_queue.storage.memory.extents import Extents
 from transfer_queue.storage.memory.liveness import UNIT_LOCK, drop_lock, holds_lock, take_lock
 
 __all__ = ["ArenaFile", "attach_arena", "populate", "remove_abandoned"]
+
+log = logging.getLogger(__name__)
 
 DATA_START: Final = 4096
 NONCE_BYTES: Final = 16
@@ -77,8 +80,6 @@ class ArenaFile:
         self.nonce = bytes(self.memory[:NONCE_BYTES])
         self.prefaulted = 0
         """Bytes faulted in so far."""
-        self.prefault_error: str | None = None
-        """Why faulting in ended early: more room was promised to others than there is."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -204,9 +205,13 @@ class ArenaFile:
             if _libc.madvise(address + start, size, MADV_POPULATE_WRITE) != 0:
                 code = ctypes.get_errno()
                 if code != errno.EINVAL:
-                    self.prefault_error = (
-                        f"only {start // MIB} of {self.nbytes // MIB} MiB of the arena {self.path} could be faulted "
-                        f"in: {os.strerror(code)}; {self.path.parent} or the memory limit is used up"
+                    log.warning(
+                        "only %d of %d MiB of the arena %s could be faulted in: %s; %s or the memory limit is used up",
+                        start // MIB,
+                        self.nbytes // MIB,
+                        self.path,
+                        os.strerror(code),
+                        self.path.parent,
                     )
                     return
                 # Before Linux 5.14. Reading a hole of a tmpfs file allocates its page as well.

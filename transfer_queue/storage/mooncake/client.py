@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transfer_queue.backoff import Backoff
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.copying import copy_bytes
 from transfer_queue.errors import (
@@ -27,13 +28,15 @@ from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities,
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake.buffers import Bytes, Lease, RegisteredPool, copy_into
 from transfer_queue.storage.mooncake.oplog import Follower
-from transfer_queue.storage.mooncake.parts import Part, block_key, parts_of
-from transfer_queue.storage.mooncake.ranges import (
+from transfer_queue.storage.mooncake.parts import (
     HEADER_BYTES,
     SMALLEST_BLOCK,
+    Part,
     Range,
+    block_key,
     is_partial,
     overlaps,
+    parts_of,
     wanted_ranges,
 )
 from transfer_queue.storage.mooncake.settings import MooncakeSettings, parse_settings, role_from
@@ -198,7 +201,7 @@ class MooncakeBackend:
         """Until the leader has all values. Raises CapacityError, ConnectionLostError, _UnregisteredError."""
         unit, values, total = write.unit, write.values, write.nbytes
         failed = await self._write(write)
-        delay, heals = _WAIT_FOR_SPACE_S[0], iter(_HEAL_S)
+        backoff, heals = Backoff(*_WAIT_FOR_SPACE_S), iter(_HEAL_S)
         while failed:
             code, keys = min(failed.values()), list(failed)
             if code in codes.RETRIED:
@@ -213,10 +216,7 @@ class MooncakeBackend:
                         f"storage unit {unit.name} has no capacity left for a block of {total} bytes, and none "
                         f"became free within {wait_s:g} s; clear consumed rows or raise the capacity of the units"
                     )
-                pause, delay = (
-                    min(delay, max(0.0, deadline - self._loop.time())),
-                    min(2 * delay, _WAIT_FOR_SPACE_S[1]),
-                )
+                pause = min(backoff.next_s(), max(0.0, deadline - self._loop.time()))
             elif code == codes.UNREGISTERED:
                 raise _UnregisteredError
             else:

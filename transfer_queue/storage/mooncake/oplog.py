@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from transfer_queue.backoff import Backoff
 from transfer_queue.config.attach import parse_address
 from transfer_queue.errors import ConnectionLostError
 
@@ -167,7 +168,7 @@ class Follower:
 
     async def missing(self, keys: Sequence[str], timeout_s: float) -> list[str]:
         """Those of ``keys`` that are not in the log ``timeout_s`` seconds from now. Raises ConnectionLostError."""
-        deadline, delay = self._loop.time() + timeout_s, _POLL_S[0]
+        deadline, backoff = self._loop.time() + timeout_s, Backoff(*_POLL_S)
         while True:
             async with self._reading:
                 before = self._after
@@ -181,8 +182,7 @@ class Follower:
             if self._loop.time() >= deadline:
                 return left
             if self._after == before:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _POLL_S[1])
+                await asyncio.sleep(backoff.next_s())
 
     async def _read(self, job: Callable[[], T], otherwise: T) -> T:
         give_up = self._loop.time() + _PATIENCE_S

@@ -15,16 +15,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from transfer_queue.backoff import Backoff
 from transfer_queue.config.attach import join_address, parse_address
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.mooncake import codes, engine
 from transfer_queue.storage.mooncake.buffers import Bytes, address_of, merged_spans
-from transfer_queue.storage.mooncake.devices import choose_devices
-from transfer_queue.storage.mooncake.leaving import leave
+from transfer_queue.storage.mooncake.engine import choose_devices, leave, with_low_priority
 from transfer_queue.storage.mooncake.loopback import confined, is_loopback
-from transfer_queue.storage.mooncake.parts import block_key
-from transfer_queue.storage.mooncake.priority import with_low_priority
-from transfer_queue.storage.mooncake.ranges import Range
+from transfer_queue.storage.mooncake.parts import Range, block_key
 from transfer_queue.storage.mooncake.settings import MooncakeSettings
 
 __all__ = ["Store", "master_host", "open_store"]
@@ -315,7 +313,7 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
         _prepare_rdma(chosen.environment)
     _prepare_environment(settings, local)
     deadline = time.monotonic() + settings.start_timeout
-    delay, tries = _RETRY_S[0], 0
+    backoff, tries = Backoff(*_RETRY_S), 0
     while True:
         problem = _probe(settings)
         if problem is None:
@@ -329,8 +327,7 @@ def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
             )
         if time.monotonic() >= deadline or tries >= _SET_UP_TRIES:
             raise StartError(problem)
-        time.sleep(delay)
-        delay = min(2 * delay, _RETRY_S[1])
+        time.sleep(backoff.next_s())
 
 
 def _advice(settings: MooncakeSettings) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.fabric.trees import PortSpec, Tree
 from transfer_queue.fabric import RdmaUnavailableError
-from transfer_queue.storage.mooncake.devices import choose_devices
+from transfer_queue.storage.mooncake.engine import choose_devices
 
 DOWN = PortSpec("1: DOWN")
 

@@ -8,8 +8,7 @@ from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.tensors import encode
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.base import BlockRead, UnitInfo
-from transfer_queue.storage.mooncake.parts import Part
-from transfer_queue.storage.mooncake.ranges import HEADER_BYTES, overlaps, wanted_ranges
+from transfer_queue.storage.mooncake.parts import HEADER_BYTES, Part, overlaps, wanted_ranges
 
 UNIT = UnitInfo(0, "u", "", 1)
 ROWS = 50
