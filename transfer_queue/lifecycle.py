@@ -17,8 +17,8 @@ from transfer_queue.compat.client import TransferQueueClient
 from transfer_queue.compat.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
 from transfer_queue.config.document import validate_document
+from transfer_queue.config.init_settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.config.running import noted_queues
-from transfer_queue.config.settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 from transfer_queue.launch.discovery import queue_at, ray_launcher
 from transfer_queue.launch.ranks import Ranks

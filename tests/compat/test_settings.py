@@ -19,7 +19,7 @@ import transfer_queue as tq
 from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.compat.server_info import Role, ZMQServerInfo
-from transfer_queue.config.settings import check_settings
+from transfer_queue.config.init_settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidInputError, NotInitializedError, NotReadyError
 from transfer_queue.launch.conf import merge_settings, plan_queue
 from transfer_queue.sampler import GRPOGroupNSampler

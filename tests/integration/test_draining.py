@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
-from transfer_queue.cli.link import Link
+from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 
 PARTITION = "p"
@@ -102,7 +102,7 @@ def load(attached: Stack) -> Iterator[Load]:
 
 
 def units(stack: Stack) -> dict[str, dict[str, object]]:
-    with Link(AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))) as link:
+    with ControllerConnection(AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))) as link:
         return {unit["name"]: unit for unit in link.look()["units"]}
 
 

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.test_checkpoint import content, fill, without_indexes
 from tests.waiting import wait_until
-from transfer_queue.cli.link import Link
+from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.client.draining import drain_unit, undrain_unit
 from transfer_queue.client.engine import Engine
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
@@ -97,7 +97,7 @@ def kill(stack: LocalStack) -> ServerProcess:
 
 def used(stack: LocalStack) -> int:
     """Bytes in the storage units, as all controllers heard last."""
-    with Link(stack.attach_config) as link:
+    with ControllerConnection(stack.attach_config) as link:
         return sum(unit["used"] for unit in link.look()["units"])
 
 
@@ -126,7 +126,7 @@ def test_lists_are_of_all_shards(client: tq.TransferQueueClient, stack: LocalSta
     }
     assert set(names) <= set(client.get_partition_list())
     assert tq.kv_list(names[0]) == {names[0]: listed[names[0]]}
-    with Link(stack.attach_config) as link:
+    with ControllerConnection(stack.attach_config) as link:
         picture = link.look()
         assert {item["name"]: item["rows"] for item in picture["partitions"] if item["name"] in names} == dict.fromkeys(
             names, 2
@@ -171,7 +171,7 @@ def test_a_unit_is_emptied_of_the_blocks_of_all_shards(client: tq.TransferQueueC
     done = asyncio.run(drain_unit(first, "storage-0", progress=lambda now: reports.append(now.blocks)))
     assert done.blocks >= 2
     assert reports[-1] == done.blocks
-    with Link(stack.attach_config) as link:
+    with ControllerConnection(stack.attach_config) as link:
         wait_until(lambda: 0 in [unit["used"] for unit in link.look()["units"]], "the unit is empty")
     assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
     asyncio.run(undrain_unit(first, "storage-0"))
@@ -188,10 +188,10 @@ def test_forwarded_ports_of_all_shards_are_enough_for_the_tools(
         client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id=name)
     forwarded = [address.replace("127.0.0.1", "localhost") for address in stack.controller_addresses]
     shuffled = AttachConfig(controller=ControllerAddresses(addresses=[*forwarded[1:], forwarded[0]]))
-    with Link(shuffled) as link:
+    with ControllerConnection(shuffled) as link:
         assert set(names) <= {partition["name"] for partition in link.look()["partitions"]}
         assert [line.addresses for line in link._lines] == [[address] for address in forwarded]
-    with Link(AttachConfig(controller=ControllerAddresses(addresses=forwarded[:1]))) as link:
+    with ControllerConnection(AttachConfig(controller=ControllerAddresses(addresses=forwarded[:1]))) as link:
         link.look()
         assert [line.addresses for line in link._lines] == [[address] for address in stack.controller_addresses]
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_several_controllers_is_one_moment(
 
 def test_a_controller_refuses_partitions_of_others(client: tq.TransferQueueClient, stack: LocalStack) -> None:
     """What a client that does not know of shards would ask."""
-    with Link(stack.attach_config) as link:
+    with ControllerConnection(stack.attach_config) as link:
         link.look()
         with pytest.raises(RequestError, match=r"is on controller shard 1, at .* this is shard 0"):
             link._loop.run_until_complete(link._lines[0].request(Clear(partition_on(1))))

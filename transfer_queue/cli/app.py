@@ -15,8 +15,8 @@ import msgspec
 import typer
 
 from transfer_queue.cli import checkpoint, data, diagnosis, storage
+from transfer_queue.cli.connection import QueueOption, running_queues
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.link import QueueOption, running_queues
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_ended, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached

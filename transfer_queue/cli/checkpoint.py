@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.faults import console, faults
-from transfer_queue.cli.link import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
 from transfer_queue.errors import ConfigError
 

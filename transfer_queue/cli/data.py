@@ -11,8 +11,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from transfer_queue._printable import printable
+from transfer_queue.cli.connection import ControllerConnection, ControllerOption, QueueOption, find_queue, partitions
 from transfer_queue.cli.faults import faults, say
-from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue, partitions
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
 from transfer_queue.control.commands import ListPartitions
 from transfer_queue.errors import ConfigError, KeyNotFoundError, UnknownPartitionError, WaitTimeoutError
@@ -33,7 +33,7 @@ def ls(
     output: OutputOption = Output.table,
 ) -> None:
     """List partitions, or the keys of one with their tags."""
-    with faults(), Link(find_queue(queue, controller)) as link:
+    with faults(), ControllerConnection(find_queue(queue, controller)) as link:
         if partition is None:
             found = link.look()["partitions"]
             document: Any = [
@@ -130,7 +130,7 @@ def clear(
             if not sys.stdin.isatty():
                 raise ConfigError(f"clearing all of partition {partition!r} needs --yes where nobody can be asked")
             typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
-        with Link(config) as link:
+        with ControllerConnection(config) as link:
             names = link.request(ListPartitions("")).value
             if partition not in names:
                 raise _unknown(partition, names)
@@ -189,7 +189,7 @@ def tail(
     output: OutputOption = Output.table,
 ) -> None:
     """Show keys with their tags as they come into a partition, also one that does not exist yet."""
-    with faults(), Link(find_queue(queue, controller)) as link:
+    with faults(), ControllerConnection(find_queue(queue, controller)) as link:
         seen = set() if from_start else set(_keys(link, partition) or {})
         end = None if timeout is None else time.monotonic() + timeout
         shown = 0
@@ -247,7 +247,7 @@ def _unknown(partition: str, names: list[str]) -> UnknownPartitionError:
     return UnknownPartitionError(f"partition {partition!r} not found{hint}")
 
 
-def _keys(link: Link, partition: str) -> dict[str, Any] | None:
+def _keys(link: ControllerConnection, partition: str) -> dict[str, Any] | None:
     from transfer_queue.control.commands import ListKeys
 
     found: dict[str, dict[str, Any]] = link.request(ListKeys(partition)).value

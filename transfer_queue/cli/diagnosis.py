@@ -8,8 +8,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from transfer_queue.cli.connection import ControllerConnection, ControllerOption, QueueOption, find_queue, partitions
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.link import ControllerOption, Link, QueueOption, find_queue, partitions
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.launch.supervise import Interrupted
@@ -28,7 +28,7 @@ def top(
     with faults():
         from transfer_queue.cli.top import watch
 
-        with Link(find_queue(queue, controller)) as link:
+        with ControllerConnection(find_queue(queue, controller)) as link:
             watch(link, output, once=once, interval_s=interval)
 
 
@@ -45,7 +45,7 @@ def why(
     with faults():
         from transfer_queue.runtime.why import explain
 
-        with Link(find_queue(queue, controller)) as link:
+        with ControllerConnection(find_queue(queue, controller)) as link:
             sentences = explain(link.look(), partition)
         show(sentences, output, lambda: sentences)
 
@@ -109,7 +109,7 @@ def trace(
         config = find_queue(queue, controller)
         if not file.parent.is_dir():
             raise ConfigError(f"{file}: there is no folder {file.parent}")
-        with Link(config) as link:
+        with ControllerConnection(config) as link:
             link.request(Trace(MOST_EVENTS))
             say(f"recording for {seconds:g} s; Ctrl-C ends it")
             try:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from transfer_queue.cli.link import Link, find_queue
+from transfer_queue.cli.connection import ControllerConnection, find_queue
 from transfer_queue.config import resource
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.resource import TransferQueue
@@ -88,7 +88,7 @@ class Subject:
         if self.attach is None:
             return None
         try:
-            with Link(self.attach, timeout_s=5.0) as link:
+            with ControllerConnection(self.attach, timeout_s=5.0) as link:
                 welcome = link.welcome
                 address = ", ".join(self.attach.controller.addresses)
                 return View(address, welcome.backend, welcome.settings, link.look())

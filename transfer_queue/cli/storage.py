@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from transfer_queue._printable import printable
+from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.link import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.output import human_bytes
 
 __all__ = ["drain"]

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from transfer_queue._printable import printable
-from transfer_queue.cli.link import Link
+from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.cli.output import Output, human_bytes, make_table, show
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 
@@ -27,7 +27,7 @@ _NARROW = 60
 """Width in columns below which a table becomes one paragraph per row."""
 
 
-def watch(link: Link, output: Output, *, once: bool, interval_s: float) -> None:
+def watch(link: ControllerConnection, output: Output, *, once: bool, interval_s: float) -> None:
     """Show the picture once, or until ``q`` is pressed. Without a terminal it is shown once.
 
     Raises:

@@ -118,7 +118,7 @@ class AsyncClient:
         span_name = getattr(build, "span_name", "")
         if self._tracer is None or not span_name:
             return await carry_out(self._io, build(*args, **kwargs))
-        from transfer_queue.client.spans import traced
+        from transfer_queue.client.tracing import traced
 
         operation = traced(self._tracer, self._engine, span_name, partial(build, *args, **kwargs))
         return await carry_out(self._io, operation)
@@ -446,7 +446,7 @@ class Client(AsyncClient):
 def _tracer(options: ClientOptions) -> Tracer | None:
     if options.traces == "no":
         return None
-    from transfer_queue.client.spans import open_tracer
+    from transfer_queue.client.tracing import open_tracer
 
     return open_tracer(options)
 

@@ -135,7 +135,7 @@ class _Mover:
 
     def _check_hope(self, left: int) -> None:
         now = self._loop.time()
-        if self._engine.takers:
+        if self._engine.writable_units:
             self._accompanied = now
         if now - self._accompanied > _ALONE_S:
             raise CapacityError(

@@ -146,9 +146,9 @@ class Engine:
         return name
 
     @property
-    def takers(self) -> int:
+    def writable_units(self) -> int:
         """How many storage units take new blocks."""
-        return self._placement.takers
+        return self._placement.writable_units
 
     def descriptors(self) -> list[int]:
         """Sockets that a forked child must close."""
@@ -250,7 +250,7 @@ class Engine:
                 return await self._store_parts(backend, block, parts, 0.0, scope)
             except CapacityError:
                 pass
-            more = max(parts, self._placement.takers)
+            more = max(parts, self._placement.writable_units)
             if more > parts and block.rows >= more and block.nbytes >= _SPLIT_BYTES:
                 try:
                     return await self._store_parts(backend, block, more, 0.0, scope)
@@ -321,7 +321,7 @@ class Engine:
         """Units may be joining, or coming back."""
         reason = f"none is registered with the controller at {self.address}"
         with self._waits.on("storage units", deadline, lambda: str(self._session.lost() or reason)):
-            while not self._placement.takers:
+            while not self._placement.writable_units:
                 self._session.check_open()
                 self._changed.clear()
                 left = deadline - asyncio.get_running_loop().time()

@@ -33,7 +33,7 @@ class ClientOptions:
     put_wait_s: float = 10.0
     """How long a put waits for storage space and for the sample budget."""
     traces: Literal["no", "if installed", "yes"] = "no"
-    """OpenTelemetry spans, see ``client.spans``."""
+    """OpenTelemetry spans, see ``client.tracing``."""
 
     @classmethod
     def of(cls, config: AttachConfig) -> ClientOptions:

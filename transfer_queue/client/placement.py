@@ -33,8 +33,8 @@ class Placement:
         return self._units.get(unit)
 
     @property
-    def takers(self) -> int:
-        """How many units take new blocks."""
+    def writable_units(self) -> int:
+        """Number of units that accept new blocks."""
         return sum(not info.draining for info in self._units.values())
 
     def candidates(self, nbytes: int) -> list[UnitInfo]:
@@ -72,14 +72,14 @@ class Placement:
 
         Raises CapacityError if all units together could not hold it.
         """
-        takers = [info.capacity for info in self._units.values() if not info.draining]
-        if not takers:
+        capacities = [info.capacity for info in self._units.values() if not info.draining]
+        if not capacities:
             raise CapacityError("there is no storage capacity: no storage unit is registered with the controller")
-        if nbytes > sum(takers):
+        if nbytes > sum(capacities):
             raise CapacityError(
-                f"a put of {nbytes} bytes exceeds the capacity of all storage units together, {sum(takers)} bytes; "
+                f"a put of {nbytes} bytes exceeds the capacity of all storage units together, {sum(capacities)} bytes; "
                 "put smaller batches or add storage"
             )
-        limit = min(max(takers), max_block_bytes or max(takers))
+        limit = min(max(capacities), max_block_bytes or max(capacities))
         # Half: an arena that holds anything else has no single extent of its full size.
         return 1 if nbytes <= limit // 2 else -(-nbytes // max(1, limit // 4))

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.columns.column import (
+    ITEM_BYTES,
     MAX_BYTES,
     TEXT_TYPES,
     Bytes,
@@ -35,7 +36,6 @@ from transfer_queue.columns.column import (
     fixed_elements,
 )
 from transfer_queue.columns.copying import copy_bytes
-from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError, StorageKeyNotFoundError
 

@@ -8,16 +8,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
-__all__ = ["Bytes", "Chunk", "ColumnView", "DeviceBytes", "Int64s", "Rows", "as_bytes", "concatenate_columns"]
+__all__ = [
+    "ITEM_BYTES",
+    "Bytes",
+    "Chunk",
+    "ColumnView",
+    "DeviceBytes",
+    "Int64s",
+    "Rows",
+    "as_bytes",
+    "concatenate_columns",
+]
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by torch dtype name. Types packed below one byte and quantised types are not stored."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]

@@ -11,10 +11,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
 from transfer_queue.columns.block import EncodedBlock
-from transfer_queue.columns.column import Chunk, ColumnView, Int64s, as_bytes
+from transfer_queue.columns.column import ITEM_BYTES, Chunk, ColumnView, Int64s, as_bytes
 from transfer_queue.columns.device import column_bytes
 from transfer_queue.columns.documents import encode_rows
-from transfer_queue.columns.dtypes import ITEM_BYTES
 from transfer_queue.columns.nested import jagged_parts
 from transfer_queue.columns.tensor_bytes import check_storable, dtype_name, tensor_to_bytes
 from transfer_queue.control.schema import FieldSchema

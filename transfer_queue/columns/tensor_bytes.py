@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from transfer_queue.columns.column import Bytes
-from transfer_queue.columns.dtypes import ITEM_BYTES
+from transfer_queue.columns.column import ITEM_BYTES, Bytes
 from transfer_queue.errors import InvalidInputError
 
 __all__ = ["DTYPES", "check_storable", "dtype_name", "tensor_from_bytes", "tensor_to_bytes"]

@@ -9,7 +9,6 @@ from typing import Any
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
 from transfer_queue.config.resource import Mooncake, Spec, SsdOffload
 from transfer_queue.config.security import ServerSecurity
-from transfer_queue.config.shards import journal_of, rows_of
 
 __all__ = ["Site", "controller_config", "shard_configs", "unit_config"]
 
@@ -86,8 +85,8 @@ def shard_configs(one: ControllerConfig, addresses: Sequence[str], ports: Sequen
             update={
                 "port": port,
                 "metrics_port": one.metrics_port and one.metrics_port + shard,
-                "sample_capacity": rows_of(one.sample_capacity, shard, count),
-                "journal": one.journal and journal_of(one.journal, shard, count),
+                "sample_capacity": _rows_of(one.sample_capacity, shard, count),
+                "journal": one.journal and _journal_of(one.journal, shard, count),
                 "shards": list(addresses),
                 "shard": shard,
             }
@@ -153,3 +152,17 @@ def _spill(offload: SsdOffload, path: str) -> dict[str, Any]:
         "thresholdBytes": int(offload.threshold_bytes),
         "capacity": int(offload.capacity),
     }
+
+
+def _rows_of(rows: int | None, shard: int, shards: int) -> int | None:
+    """The part of ``rows`` that one of so many shards may have; None is unlimited."""
+    if rows is None:
+        return None
+    part, rest = divmod(rows, shards)
+    return part + (shard < rest)
+
+
+def _journal_of(folder: str, shard: int, shards: int) -> str:
+    """The folder of a shard's journal in that of the queue. It names their number: with another number of shards
+    partitions would be looked for where they are not."""
+    return folder if shards == 1 else f"{folder}/{shard}-of-{shards}"

@@ -19,8 +19,8 @@ from transfer_queue.compat.registered.registry import StorageBootstrapProvider, 
 from transfer_queue.compat.server_info import Role, server_info
 from transfer_queue.config import defaults
 from transfer_queue.config.document import parse_bytes, validate_document, wrong_type
+from transfer_queue.config.init_settings import check_settings
 from transfer_queue.config.processes import SamplerChoice
-from transfer_queue.config.settings import check_settings
 from transfer_queue.errors import ConfigError, InvalidTypeError, StartError
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.mooncake_conf import with_mooncake

@@ -22,7 +22,7 @@ from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueu
 if TYPE_CHECKING:
     from tq_operator.kubectl.access import Access
     from tq_operator.plan.queue import Manifest
-    from transfer_queue.cli.link import Link
+    from transfer_queue.cli.connection import ControllerConnection
 
 __all__ = ["app"]
 
@@ -361,13 +361,13 @@ def _cluster(kubeconfig: str | None, context: str | None, namespace: str | None)
 
 
 @contextmanager
-def _link(access: Access, document: Manifest) -> Iterator[Link]:
+def _link(access: Access, document: Manifest) -> Iterator[ControllerConnection]:
     """To the controllers of a queue, through the apiserver. An error says why the pod was not reached, if that is
     known."""
     from tq_operator.kubectl.credentials import credentials
     from tq_operator.kubectl.forwarding import choose_ports, find_pod, is_controller_port
     from tq_operator.kubectl.streams import Forwarder
-    from transfer_queue.cli.link import Link
+    from transfer_queue.cli.connection import ControllerConnection
     from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 
     def pod() -> Manifest:
@@ -383,7 +383,7 @@ def _link(access: Access, document: Manifest) -> Iterator[Link]:
         config = AttachConfig(controller=addresses, security=stack.enter_context(credentials(access, document)))
         try:
             # The first answer comes over a connection that the apiserver and the kubelet have to make.
-            with Link(config, timeout_s=30.0) as link:
+            with ControllerConnection(config, timeout_s=30.0) as link:
                 yield link
         except (ConnectionLostError, WaitTimeoutError) as error:
             why = next((forwarder.failure for forwarder in forwarders if forwarder.failure), str(error))

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
-from transfer_queue.cli.link import Link
+from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.cli.top import draw_picture
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.web import CONTENT_POLICY, read_pages
@@ -144,7 +144,7 @@ def test_names_of_users_are_shown_and_never_run(busy: Stack, tmp_path: Path) -> 
 
 
 def test_a_picture_of_tq_top_is_kept_in_the_docs(busy: Stack) -> None:
-    with Link(AttachConfig(controller=ControllerAddresses(addresses=[busy.address]))) as link:
+    with ControllerConnection(AttachConfig(controller=ControllerAddresses(addresses=[busy.address]))) as link:
         picture = link.look()
     console = Console(record=True, width=112, file=io.StringIO(), highlight=False)
     console.print("$ tq top --once\n")

@@ -22,7 +22,7 @@ from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
 
-__all__ = ["ControllerOption", "Link", "QueueOption", "find_queue", "partitions", "running_queues"]
+__all__ = ["ControllerConnection", "ControllerOption", "QueueOption", "find_queue", "partitions", "running_queues"]
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 
@@ -36,7 +36,7 @@ def partitions(context: typer.Context, incomplete: str) -> list[str]:
     """Names that a shell offers for a partition."""
     given = context.params
     try:
-        with Link(find_queue(given.get("queue"), given.get("controller")), timeout_s=2.0) as link:
+        with ControllerConnection(find_queue(given.get("queue"), given.get("controller")), timeout_s=2.0) as link:
             names = link.request(ListPartitions("")).value
     except TransferQueueError:  # completion cannot show an error
         return []
@@ -82,7 +82,7 @@ def find_queue(queue: str | None = None, controller: str | None = None) -> Attac
     return load_document(AttachConfig, chosen[0].attach_file)
 
 
-class Link:
+class ControllerConnection:
     """Requests to the controller or controllers of a queue, one after the other. Connects at the first one, and anew
     after a loss.
 
@@ -95,7 +95,7 @@ class Link:
         self._lines: list[_Line] = []
         self._loop = asyncio.new_event_loop()
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> ControllerConnection:
         return self
 
     def __exit__(
