@@ -170,7 +170,7 @@ def check(same: bool, what: str) -> None:
 
 def respects_streams(nbytes: int) -> None:
     """Put what another stream is still computing, and get it on that stream: the values are those of its end."""
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side: Any = torch.cuda.Stream()
     value = torch.zeros(ROWS, nbytes // 4 // ROWS, device="cuda")
     landing = torch.zeros_like(value)
     torch.cuda.synchronize()

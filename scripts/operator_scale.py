@@ -100,7 +100,7 @@ def _measure(plane: ControlPlane, running: Operator, options: argparse.Namespace
 
     def counted() -> bool:
         items = plane.request("GET", _QUEUES)["items"]
-        return sum(item["status"]["injected"] for item in items) == options.pods
+        return bool(sum(item["status"]["injected"] for item in items) == options.pods)
 
     wait_until(counted, "every pod is counted", options.timeout, pause_s=2.0)
 

@@ -13,6 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from types import FrameType
+from typing import Any
 
 
 def main() -> None:
@@ -65,10 +66,10 @@ def _rollout(arguments: list[str]) -> None:
 
 def _wait(trainer: ForkServerProcess, rollouts: list[ForkServerProcess]) -> int:
     """The trainer's exit code, or that of a rollout worker that failed before."""
-    running = {process.sentinel: process for process in (trainer, *rollouts)}
+    running: dict[Any, ForkServerProcess] = {process.sentinel: process for process in (trainer, *rollouts)}
     while running:
         for sentinel in wait(list(running)):
-            ended = running.pop(sentinel)  # type: ignore[index]
+            ended = running.pop(sentinel)
             ended.join()
             if ended.exitcode:
                 return ended.exitcode if ended.exitcode > 0 else 128 - ended.exitcode

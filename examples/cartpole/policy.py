@@ -132,7 +132,7 @@ class Learner:
             clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
             loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
             self.optimizer.step()
         self.schedule.step()

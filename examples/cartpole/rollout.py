@@ -59,7 +59,7 @@ def run(worker: int, seed: int) -> None:
 
 
 def put(key: str, episode: Trajectory, stages: Stages) -> None:
-    fields = {
+    fields: dict[str, torch.Tensor | str] = {
         "observations": episode.observations,
         "actions": episode.actions,
         "logprobs": episode.logprobs,

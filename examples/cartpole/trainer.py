@@ -79,7 +79,8 @@ class Trainer:
         with self.stages.time("update"):
             returns = batch["return"]
             advantages = group_advantages(returns).repeat_interleave(returns.long())  # a reward of 1 a step
-            self.learner.update(*(_steps(batch[name]) for name in ("observations", "actions", "logprobs")), advantages)
+            observations, actions, logprobs = (_steps(batch[name]) for name in ("observations", "actions", "logprobs"))
+            self.learner.update(observations, actions, logprobs, advantages)
         self.version += 1
         self.publish()
         with self.stages.time("clear"):

@@ -16,13 +16,16 @@ client.put(TensorDict({"response": torch.arange(2)}, [2]), metadata=rows.select_
 # %% Production
 # One column a field, in the order in which fields were first written: 1 where it is ready.
 indexes, produced = client.get_production_status(["prompt", "response"], "step 1")
+assert produced is not None  # None: there is no such partition or field
 print(produced.tolist())  # [[1, 1], [1, 0], [1, 1], [1, 0]]
 print(client.check_production_status(["prompt"], "step 1"))  # True  (on all rows)
 
 # %% Consumption
 # Each task counts for itself.
 client.get_meta(["prompt", "response"], batch_size=2, partition_id="step 1", task_name="train")
-print(client.get_consumption_status("train", "step 1")[1].tolist())  # [1, 0, 1, 0]
+indexes, consumed = client.get_consumption_status("train", "step 1")
+assert consumed is not None
+print(consumed.tolist())  # [1, 0, 1, 0]
 print(client.check_consumption_status("evaluate", "step 1"))  # False
 
 # %% Every row, whatever its state
@@ -31,7 +34,9 @@ print(every.production_status.tolist())  # [1, 0, 1, 0]
 
 # %% Again from the start
 client.reset_consumption("step 1", "train")
-print(client.get_consumption_status("train", "step 1")[1].tolist())  # [0, 0, 0, 0]
+indexes, consumed = client.get_consumption_status("train", "step 1")
+assert consumed is not None
+print(consumed.tolist())  # [0, 0, 0, 0]
 
 # %% Save all of it
 # A checkpoint is the whole queue at one moment, taken while others go on; it loads into a queue of another size.
@@ -39,5 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
     tq.save_checkpoint(folder, metadata={"step": 1})
     client.clear_partition("step 1")
     tq.load_checkpoint(folder)
-print(client.get_production_status(["response"], "step 1")[1].flatten().tolist())  # [1, 0, 1, 0]
+indexes, produced = client.get_production_status(["response"], "step 1")
+assert produced is not None
+print(produced.flatten().tolist())  # [1, 0, 1, 0]
 tq.close()

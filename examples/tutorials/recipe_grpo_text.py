@@ -47,7 +47,9 @@ class Policy(nn.Module):
         """(rows, letters) of tokens -> (rows, letters, vocabulary) logits of the next one each."""
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
-        return self.head(self.layers(self.token(tokens) + self.place(torch.arange(length)), mask, is_causal=True))
+        hidden = self.layers(self.token(tokens) + self.place(torch.arange(length)), mask, is_causal=True)
+        logits: Tensor = self.head(hidden)
+        return logits
 
     @torch.no_grad()
     def answer(self, prompts: Tensor) -> tuple[Tensor, Tensor]:

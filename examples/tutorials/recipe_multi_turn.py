@@ -7,6 +7,7 @@ reading data; the transcript grows by upserts. Finished conversations are taken 
 # %% Conversations
 # `PrioritySampler` gives the trainer those of the highest tag `priority` first.
 import random
+from typing import Any
 
 import transfer_queue as tq
 
@@ -20,7 +21,7 @@ for key in secret:
 
 # %% The two sides
 # Both look for their turn in the tags, read the rows they need, and write what they add.
-def whose(turn: str) -> dict[str, dict]:
+def whose(turn: str) -> dict[str, dict[str, Any]]:
     return {key: tag for key, tag in tq.kv_list("games")["games"].items() if tag["turn"] == turn}
 
 
@@ -28,7 +29,7 @@ def read(key: str) -> list[str]:
     return next(iter(tq.kv_batch_get(key, "games", "transcript")["transcript"]))
 
 
-def say(key: str, text: str, fields: dict | None = None, **tag: object) -> None:
+def say(key: str, text: str, fields: dict[str, Any] | None = None, **tag: object) -> None:
     tq.kv_put(key, "games", {"transcript": [*read(key), text], **(fields or {})}, tag=tag)
 
 

@@ -16,6 +16,7 @@ import transfer_queue as tq
 
 
 def rollout(meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
+    assert meta.partition_id
     prompts = tq.kv_batch_get_by_meta(meta, select_fields=["prompt"])["prompt"]
     responses = [torch.cat([prompt, prompt.flip(0)]) for prompt in prompts.unbind()]
     lengths = [{"total_lengths": len(response)} for response in responses]
@@ -24,6 +25,7 @@ def rollout(meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
 
 
 def reward(meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
+    assert meta.partition_id
     responses = tq.kv_batch_get_by_meta(meta, select_fields=["response"])["response"]
     rewards = torch.tensor([float(response.float().mean()) for response in responses.unbind()])
     return tq.kv_batch_put(meta.keys, meta.partition_id, TensorDict({"reward": rewards}, [len(rewards)]))

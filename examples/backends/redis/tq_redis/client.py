@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from tq_redis.server import FREE, PUT, Keys, Settings, connect, named_errors, parse_settings
 from transfer_queue.columns.block import BlockView, EncodedBlock
@@ -70,7 +71,7 @@ class RedisBackend:
         names = [Keys(self._settings, read.unit.name).block(read.block) for read in reads]
         try:
             with named_errors(self._settings):
-                values = await asyncio.wait_for(self._redis.mget(names), timeout_s)
+                values: list[Any] = await asyncio.wait_for(self._redis.mget(names), timeout_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(f"Redis did not send {len(names)} blocks within {timeout_s:g} s") from None
         gone = [name for name, value in zip(names, values, strict=True) if value is None]

@@ -78,7 +78,8 @@ class RedisStore:
     async def _begin_life(self) -> None:
         """Go on with the life that the server knows, or begin a new one."""
         await self._redis.set(self._keys.life, secrets.token_hex(8), nx=True)
-        self.incarnation = (await self._redis.get(self._keys.life)).decode()
+        life: Any = await self._redis.get(self._keys.life)
+        self.incarnation = life.decode()
 
     async def _count(self) -> None:
         self._used = int(await self._redis.get(self._keys.used) or 0)
