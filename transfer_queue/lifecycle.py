@@ -127,7 +127,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
 
 
 def _attach_to_found(config: AttachConfig, conf: DictConfig | Mapping[str, Any] | None) -> DictConfig | None:
-    """Attach to a queue that somebody else started, and warn if it has another sampler than ``conf`` names."""
+    """Attach to a queue of another process, and warn if it has another sampler than ``conf`` names."""
     _state.client = client = _attach(_with_choices(config, conf))
     _state.conf = _plain(conf)
     controller = (_state.conf or {}).get("controller")

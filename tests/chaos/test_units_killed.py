@@ -59,11 +59,13 @@ def test_units_of_tq_up_killed_under_load_lose_and_double_nothing(tmp_path: Path
         for number in range(KILLS):
             wanted = len(load.delivered) + 200
             wait_until(
-                lambda wanted=wanted: stack.mend() or len(load.delivered) >= wanted, f"load runs before {number}", 120
+                lambda wanted=wanted: stack.restart_ended() or len(load.delivered) >= wanted,
+                f"load runs before {number}",
+                120,
             )
             os.kill(stack.processes[1 + number % 2].pid, signal.SIGKILL)
         wait_until(stack.failure, "the last one is dead")
-        wait_until(lambda: stack.mend() or stack.failure() is None, "all run", 120)
+        wait_until(lambda: stack.restart_ended() or stack.failure() is None, "all run", 120)
         load.drain()
         assert load.errors == []
         assert load.wrong == []

@@ -312,7 +312,7 @@ def test_a_dead_controller_costs_its_own_partitions_only(client: tq.TransferQueu
         stream = StreamingDataset(None, 12, 12, ["text"], names[shard], task_name="t", dp_rank=0)
         assert [len(meta) for _, meta in stream] == [12]
 
-    stack.mend()
+    stack.restart_ended()
     assert stack.processes[DEAD].pid != victim.pid
     assert stack.failure() is None
     meta = wait_until(lambda: try_put(late, names[DEAD]), "the new controller serves the old client")
@@ -348,7 +348,7 @@ def test_a_client_of_other_controllers_than_there_are_now_is_told_so(stack: Loca
         stop_all([other])
     client.close()
     assert victim.failure()
-    stack.mend()
+    stack.restart_ended()
 
 
 # ----------------------------------------------------------------------------------------------------------- durability
@@ -372,7 +372,7 @@ def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: Loc
         metas = [client.put(batch(seed), partition_id=name) for seed, name in enumerate(names)]
         os.kill(stack.processes[1].pid, signal.SIGKILL)
         wait_until(stack.failure, "a controller is dead")
-        stack.mend()
+        stack.restart_ended()
         assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
         client.close()
     with LocalStack(durable, tmp_path).start() as stack:

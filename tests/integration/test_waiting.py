@@ -229,6 +229,6 @@ def test_a_put_waits_for_storage_units_that_are_started_again(caplog: pytest.Log
         put = pool.submit(client.put, rows(1), partition_id="p")
         wait_until(lambda: "waiting for" in caplog.text, "the put waits and says so")
         assert not put.done()
-        stack.mend()
+        stack.restart_ended()
         assert put.result(60).size == 1
         client.close()

@@ -1,4 +1,4 @@
-"""Which queue a command means, and a light connection to its controller: no torch, no storage."""
+"""The queue of a command, and a light connection to its controller that needs neither torch nor storage."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def find_queue(queue: str | None = None, controller: str | None = None) -> Attac
 
 
 class ControllerConnection:
-    """Requests to the controller or controllers of a queue, one after the other. Connects at the first one, and anew
-    after a loss.
+    """Requests to the controller or controllers of a queue, one after the other.
+
+    It connects with the first request, and reconnects after a connection is lost.
 
     Raises ConnectionLostError, WaitTimeoutError, or what the controller raised.
     """

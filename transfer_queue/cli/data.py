@@ -128,7 +128,9 @@ def clear(
         config = find_queue(queue, controller)
         if everything and not yes:
             if not sys.stdin.isatty():
-                raise ConfigError(f"clearing all of partition {partition!r} needs --yes where nobody can be asked")
+                raise ConfigError(
+                    f"clearing all of partition {partition!r} needs --yes: there is no terminal to confirm it"
+                )
             typer.confirm(f"Forget every row of partition {partition!r}?", abort=True)
         with ControllerConnection(config) as link:
             names = link.request(ListPartitions("")).value
@@ -203,7 +205,7 @@ def tail(
                 shown += 1
                 if shown == count:
                     return
-            seen = set(present)  # a key that was cleared may come again
+            seen = set(present)  # a cleared key may be put again
             if end is not None and time.monotonic() >= end:
                 raise WaitTimeoutError(f"{shown} keys came into partition {partition!r} within {timeout:g} s")
             time.sleep(interval)

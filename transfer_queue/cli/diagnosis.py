@@ -115,7 +115,7 @@ def trace(
             try:
                 for _ in range(max(1, round(seconds))):
                     sleep(seconds / max(1, round(seconds)))
-                    link.look()  # a connection that says nothing is taken for dead
+                    link.look()  # a silent connection counts as dead
             except Interrupted:
                 pass
             except ConnectionLostError as error:

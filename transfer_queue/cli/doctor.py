@@ -1,4 +1,4 @@
-"""``tq doctor``: what is wrong here, each line with the fix. The checks only look."""
+"""``tq doctor``: problems of this machine and queue, each with a fix. The checks change nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def examine(subject: Subject) -> list[Finding]:
         try:
             findings += check.run(subject)
         except TransferQueueError as error:  # of a check that met what another one tells with its fix, or a new fault
-            findings.append(fail(check.name, str(error), "mend what the message names and run tq doctor again"))
+            findings.append(fail(check.name, str(error), "fix what the message names and run tq doctor again"))
     return findings
 
 

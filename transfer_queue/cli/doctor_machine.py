@@ -252,9 +252,9 @@ def rdma(subject: Subject) -> Iterator[Finding]:
     yield from _devices(found)
     decision = found.decision
     if decision.transport == "refused":
-        yield fail("rdma", f"required, but {decision.reason}", "mend the devices, or set spec.rdma.policy to auto")
+        yield fail("rdma", f"required, but {decision.reason}", "fix the devices, or set spec.rdma.policy to auto")
     elif decision.fallback and found.fabric.hcas:
-        yield warn("rdma", decision.reason, "mend the devices, or set the protocol to tcp to say that TCP is meant")
+        yield warn("rdma", decision.reason, "fix the devices, or set the protocol to tcp")
     elif decision.fallback and spec is not None:
         yield warn("rdma", "no RDMA device here; TCP is used", "set the protocol to tcp, or run where there is one")
     elif not found.fabric.hcas:

@@ -111,7 +111,7 @@ def _read(folder: Path) -> RunningQueue | None:
     except FileNotFoundError:
         return None
     try:
-        if _lock(lock):  # nobody holds it: what the file says is of a run that ended
+        if _lock(lock):  # not locked: the file belongs to a run that ended
             return None
         return msgspec.json.decode((folder / "queue.json").read_bytes(), type=RunningQueue)
     except FileNotFoundError:

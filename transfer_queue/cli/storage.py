@@ -28,7 +28,7 @@ def drain(
     queue: QueueOption = None,
     controller: ControllerOption = None,
 ) -> None:
-    """Move all rows of a storage unit to the others while everybody goes on, so that its process can be ended."""
+    """Move all rows of a storage unit to other units, so that its process can stop. The queue stays in use."""
     with faults():
         from transfer_queue.client.draining import drain_unit, undrain_unit
 
@@ -36,7 +36,7 @@ def drain(
         addresses = found.controller.addresses
         if cancel:
             asyncio.run(undrain_unit(addresses, unit, security=found.security))
-            say(f"{unit} takes new blocks again")
+            say(f"{unit} accepts new blocks again")
             return
         with console.status(_draining(unit)) as status:
             done = asyncio.run(
@@ -50,6 +50,6 @@ def drain(
                 )
             )
         say(
-            f"{unit} is empty: {done.blocks} blocks, {human_bytes(done.nbytes)} were moved. It takes no new ones until "
-            f"it is started anew; tq drain {unit} --cancel undoes that"
+            f"{unit} is empty: {done.blocks} blocks, {human_bytes(done.nbytes)} were moved. It accepts no new "
+            f"blocks until it restarts, or until tq drain {unit} --cancel"
         )

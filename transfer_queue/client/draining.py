@@ -76,7 +76,7 @@ async def drain_unit(
     about to commit blocks there store them elsewhere. ``security``: what is shown to the servers; where a policy keeps
     tenants apart it takes an admin of all partitions, or the unit's own principal. Raises RequestError for an unknown
     unit, CapacityError if no other unit takes blocks, WaitTimeoutError after ``timeout_s`` seconds,
-    ConnectionLostError, NotAuthorizedError. Rows are readable at every moment, whatever is raised.
+    ConnectionLostError, NotAuthorizedError. Rows stay readable at every moment, also after an error.
     """
     total = Drained(0, 0)
 
@@ -153,7 +153,7 @@ class _Mover:
         try:
             fetched = await self._engine.read_blocks([(unit, *block[:2]) for block in blocks], _REQUEST_S)
         except (StorageKeyNotFoundError, DataLostError, ConnectionLostError) as error:
-            log.info("%s; its blocks are listed anew", error)  # cleared meanwhile, or the unit is coming back
+            log.info("%s; its blocks are listed again", error)  # cleared meanwhile, or the unit is reconnecting
             return []
         copies: dict[int, tuple[BlockRef, UnitInfo]] = {}
         try:

@@ -1,4 +1,4 @@
-"""What a client does, on its I/O loop: store blocks and commit them, find rows and read them. Knows no tensors."""
+"""The client's work on the I/O loop: it stores and commits blocks, and finds and reads rows. It knows no tensors."""
 
 from __future__ import annotations
 
@@ -550,6 +550,6 @@ class Engine:
 
 
 def _release_read(reading: asyncio.Task[LoadedBatch]) -> None:
-    """Nobody wants what was read, nor to know why it could not be."""
+    """Release a read whose result and error are not used."""
     if not reading.cancelled() and reading.exception() is None:
         reading.result().release()

@@ -112,7 +112,7 @@ class IoThread:
         outcome.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(finished)  # last: whoever it wakes wants the GIL
+        task.add_done_callback(finished)  # last: the woken thread needs the GIL
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
@@ -199,7 +199,7 @@ class _Returns:
         loop = self._loop()
         if not self._called and loop is not None:
             self._called = True
-            with contextlib.suppress(RuntimeError):  # closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # closed: no caller waits there
                 loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
@@ -216,7 +216,7 @@ class _Returns:
 
 
 class ForkHandler(Protocol):
-    """What holds sockets and locks that a forked child must not keep."""
+    """An object with sockets and locks that a forked child must not keep."""
 
     def descriptors(self) -> list[int]: ...
 

@@ -144,7 +144,7 @@ class LoadedBatch:
 
     @property
     def is_own(self) -> bool:
-        """Whether nobody else uses the memory that was read into, so that a batch may stay there."""
+        """Whether only this read uses its memory, so that a batch may stay there."""
         return self._fetched is not None and getattr(self._fetched, "is_own", False)
 
     def release(self) -> None:

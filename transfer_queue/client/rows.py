@@ -211,7 +211,7 @@ class RowOperations:
                 watch.cancel()
 
     async def _watch(self, fetch: Fetch) -> None:
-        """Warn, at growing intervals, of a fetch that waits for what probably nobody writes."""
+        """Warn, at growing intervals, about a fetch that waits for fields which probably are never written."""
         waited = 0.0
         while True:
             pause = max(waited, _PATIENCE_S)

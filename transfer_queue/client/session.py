@@ -321,7 +321,7 @@ class ControllerSession:
             return
         before, self.welcome = self.welcome, connection.welcome
         if before.run and before.run != self.welcome.run:
-            log.warning("the %s at %s started anew; rows put before are gone", self._what, address)
+            log.warning("the %s at %s has restarted; rows put before are gone", self._what, address)
         self._connection = connection
         if before.writer != self.welcome.writer:  # the controller takes no announcement for another session
             self._announced.clear()

@@ -149,7 +149,7 @@ class ColumnView:
 
     @property
     def row_sizes(self) -> Int64s:
-        """int64 ``(rows,)``: bytes of each row as its extents tell, whatever ``values`` holds.
+        """int64 ``(rows,)``: bytes of each row, from its extents.
 
         Raises CorruptBlockError for negative sizes and for sizes of more than 2**62 bytes.
         """

@@ -33,7 +33,7 @@ def process_zmq_server_info(handlers: Any) -> ZMQServerInfo: ...
 def process_zmq_server_info(handlers: Any) -> ZMQServerInfo | dict[Any, ZMQServerInfo]:
     """The address of a server, or of each of several by the same names.
 
-    A handle is whatever has ``get_zmq_server_info()``: a Ray actor's handle or an object of this process. Raises
+    A handle is an object with ``get_zmq_server_info()``: a Ray actor's handle or an object of this process. Raises
     InvalidTypeError for others.
     """
     if isinstance(handlers, Mapping):

@@ -32,7 +32,7 @@ class SamplerChoice(Document):
     args: dict[str, Any] = Field(default_factory=dict)
     pickled: str | None = None
     """Base64 of the pickled class or instance, if no module that can be imported has it; ``name`` then only tells what
-    it is. Whoever writes these settings has the controller run what it likes, as with ``name``."""
+    it is. The controller runs the code that these settings name, as with ``name``."""
 
 
 class BackendChoice(Document):
@@ -47,7 +47,7 @@ Durability = Literal["none", "process", "node"]
 
 
 class Timing(Document):
-    """Seconds. A peer that is silent for ``peer_timeout`` is taken for dead; pings go out every ``heartbeat``."""
+    """Seconds. A peer that is silent for ``peer_timeout`` counts as dead; pings are sent every ``heartbeat``."""
 
     heartbeat: float = Field(default=2.0, gt=0)
     peer_timeout: float = Field(default=10.0, gt=0)

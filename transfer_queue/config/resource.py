@@ -442,7 +442,7 @@ class Access(Model):
 
 
 class Spec(Model):
-    """The wished-for state of one data plane."""
+    """Desired state of one data plane."""
 
     backend: Backend = Field(description="Where the bytes live.")
     controller: Controller = Field(default=Controller(), description="The control plane.")
@@ -548,7 +548,7 @@ class TransferQueue(Model):
     api_version: Literal["transferqueue.io/v1alpha1", "transferqueue.io/v1beta1"]
     kind: Literal["TransferQueue"]
     metadata: Metadata
-    spec: Spec = Field(description="The wished-for state.")
+    spec: Spec = Field(description="Desired state.")
     status: dict[str, JsonValue] | None = None
 
 

@@ -49,7 +49,7 @@ class Tls(Model):
 
     issuer_ref: IssuerRef | None = Field(
         default=None,
-        description="Who signs the certificates of mode issuer. Without a policy, whoever has a certificate of the "
+        description="Who signs the certificates of mode issuer. Without a policy, every holder of a certificate of the "
         "same CA that is good for clients may use the queue.",
     )
 
@@ -115,7 +115,7 @@ class Security(Model):
     )
     policy: Annotated[list[PolicyEntry], Field(max_length=256)] | None = Field(
         default=None,
-        description="What each principal may do; whom it does not name may do nothing. Unset: whoever is admitted "
+        description="Permissions of each principal; other principals have none. Unset: every admitted principal "
         "may do everything.",
     )
 

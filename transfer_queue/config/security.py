@@ -50,7 +50,7 @@ class ServerSecurity(PeerSecurity):
     tokens_file: str | None = None
     """Lines of ``name token``. With it, a peer shows a token or a certificate; without, ``tls`` asks a certificate."""
     policy_file: str | None = None
-    """YAML of a :class:`Policy`. None: whoever is admitted may do everything."""
+    """YAML of a :class:`Policy`. None: every admitted principal may do everything."""
 
 
 class PolicyPrincipal(Document):

@@ -66,7 +66,7 @@ class StreamingDataLoader(DataLoader[Any]):
             pass
 
     def _pass(self) -> Generator[Any, None, bool]:
-        """Yields until the stream ends; returns whether to start anew because the dataset was moved."""
+        """Yield until the stream ends; return whether to start again because the dataset was moved."""
         stream = self.stream
         start, moves = stream.cursor, stream.moves
         shared = stream.shared = _shared_state(start.batch) if self.num_workers else None

@@ -307,7 +307,7 @@ class StreamingDataset(IterableDataset[Any]):
             if found is not None:
                 return found, False
         if len(refusals) == unconsumed and self._left()[0] == unconsumed:
-            raise SamplerError(f"{self}: the sampler gives the last {unconsumed} rows to nobody: {refusals[0]}")
+            raise SamplerError(f"{self}: the sampler does not hand out the last {unconsumed} rows: {refusals[0]}")
         return None, False
 
     def _refuse_lost(self, unconsumed: int, ready: int) -> None:
@@ -324,7 +324,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Describe which rows of a batch of ``size`` rows the partition has."""
         counts = self.client.run(self.client.rows.partition_counts, self.partition_id)
         if not counts:
-            return "there is no such partition; somebody has to put rows into it"
+            return "there is no such partition; put rows into it"
         unwritten = [name for name in self.data_fields if name not in counts["fields"]]
         if unwritten:
             hint = did_you_mean(unwritten, counts["fields"])

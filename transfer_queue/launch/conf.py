@@ -270,7 +270,7 @@ def _pickled(sampler: object, kind: type) -> str:
 
     try:
         return base64.b64encode(cloudpickle.dumps(sampler)).decode()
-    except Exception as error:  # boundary: whatever a user's class refers to
+    except Exception as error:  # boundary: a user's class
         raise ConfigError(
             f"controller.sampler: {kind.__qualname__} cannot be pickled for the controller ({error}); "
             "keep locks, connections and open files out of it, or define it at the top of an importable module"

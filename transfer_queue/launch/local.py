@@ -48,7 +48,7 @@ _MOST_NOTED = 20
 _LEFT_FREE = 1 << 30
 """Bytes of a disk that arenas leave free."""
 _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
-"""Of the authority of a queue, which is made anew with each start, and of its certificates, which are renewed."""
+"""Validity of the authority of a queue, which is made at each start, and of its certificates, which are renewed."""
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -328,7 +328,7 @@ class LocalStack:
         """Controllers and storage units."""
         return [*self._controllers, *self._units]
 
-    def mend(self) -> None:
+    def restart_ended(self) -> None:
         """Restart servers that ended, at a bounded rate, without waiting for them. Raises StartError for a server that
         cannot start."""
         now = time.monotonic()

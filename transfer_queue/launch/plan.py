@@ -163,7 +163,7 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
     if kind not in backends:
         supported = ", ".join(f'"{name}"' for name in backends)
         raise ConfigError(f'--backend: Unsupported value: "{kind}": supported values: {supported}')
-    # Checked anew, as some settings go with some backends only.
+    # Validated again: some settings apply to some backends only.
     return parse({**_given(resource), "spec": {**_given(resource.spec), "backend": backends[kind]}})
 
 

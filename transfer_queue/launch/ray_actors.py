@@ -112,7 +112,7 @@ def _call(name: str) -> Any:
 
 
 class ControllerActor(_Supervisor):
-    """Keeps the controller, and knows the storage units, so that whoever stops it stops the whole queue.
+    """Keeps the controller, and knows the storage units, so that stopping it stops the whole queue.
 
     It answers the calls of `ControllerCalls` as well.
     """

@@ -106,7 +106,7 @@ def _news(stack: LocalStack, signals: _Signals) -> Iterator[None]:
             signals.collect()
             yield
             selector.select(timeout=1.0)  # seconds: the master has no pipe, and restarts are due without an event
-            stack.mend()
+            stack.restart_ended()
 
 
 class _Signals:

@@ -202,7 +202,7 @@ class RegisteredBackend:
 
     @property
     def _field(self) -> str:
-        """Another one in each life of the queue, since numbers of blocks begin anew."""
+        """Name of the field. It differs in each run of the queue, since block numbers restart."""
         return f"block-{self._context.run}"
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:

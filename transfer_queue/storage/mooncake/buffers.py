@@ -116,7 +116,7 @@ def _rounded(nbytes: int) -> int:
 
 
 class RegisteredPool:
-    """Grows region by region up to ``limit`` bytes, then takers wait for each other, first come first served.
+    """Grows region by region up to ``limit`` bytes, then callers wait, first come first served.
 
     ``register`` and ``unregister`` get (address, nbytes); they run through ``run``, off the loop.
     """
@@ -159,7 +159,7 @@ class RegisteredPool:
         """
         if not self._turn.locked() and (lease := self._fit(nbytes)) is not None:
             return lease
-        # One taker at a time: growth is not repeated and nobody is overtaken.
+        # One caller at a time: growth is not repeated, and callers are served in order.
         await asyncio.wait_for(self._turn.acquire(), self._left(deadline))
         try:
             while True:
@@ -175,7 +175,7 @@ class RegisteredPool:
 
     def notify(self) -> None:
         """Memory was released, maybe by another thread."""
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             self._loop.call_soon_threadsafe(self._wake)
 
     async def close(self) -> None:

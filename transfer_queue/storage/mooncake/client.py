@@ -166,7 +166,7 @@ class MooncakeBackend:
                     source = packed(group, lambda target: copy_into(target, rest))
                     await self._put_group(source, unit, deadline, wait_s)
         except BaseException as error:
-            # After whatever the worker still does for this put, also if the caller has given up.
+            # After the worker's last work for this put, also if the caller has given up.
             removal = self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
             if isinstance(error, CapacityError):  # the controller forgets a refused block: nothing may be left of it
                 await asyncio.shield(removal)
@@ -260,7 +260,7 @@ class MooncakeBackend:
         return await self._loop.run_in_executor(self._log_thread, job)
 
     async def _write(self, write: _Write) -> dict[str, int]:
-        """Store values with whatever else waits for the same unit; returns the codes that are not 0.
+        """Store values, together with other values that wait for the same unit; returns the codes that are not 0.
 
         A call of the engine for many keys is twice as fast as a call for each (measured with values of 1 MB).
         """
@@ -508,7 +508,7 @@ class MooncakeBackend:
             for lease in leases:
                 lease.release()
             if not done.cancelled():
-                done.exception()  # seen, also if nobody waits any more
+                done.exception()  # retrieved, also if no caller waits
 
         task.add_done_callback(ended)
         limit = self._settings.call_timeout

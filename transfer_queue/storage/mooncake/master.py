@@ -207,7 +207,7 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the master does: TIME_WAIT is not "in use"
     try:
-        # Old masters and the metadata server listen on all addresses whatever they are told.
+        # Old masters and the metadata server listen on all addresses, regardless of their settings.
         bound.bind(("" if setting != "rpcPort" else host, port))
         bound.listen()
     except OSError as error:

@@ -163,7 +163,7 @@ class Follower:
             self._awaited.update(keys)
 
     def _is_behind(self) -> bool:
-        """Nobody waits, and others may have written much since somebody did."""
+        """Whether no caller waits, and the log may have grown much since the last one did."""
         return not self._awaited and self._loop.time() > self._read_at + _BEHIND_S
 
     async def missing(self, keys: Sequence[str], timeout_s: float) -> list[str]:
@@ -202,5 +202,5 @@ class Follower:
         return otherwise
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Nobody waits for ``keys`` any more."""
+        """Stop waiting for ``keys``."""
         self._awaited.difference_update(keys)

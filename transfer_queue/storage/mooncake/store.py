@@ -79,7 +79,7 @@ class Store:
     def _lent(self, values: Sequence[Sequence[Bytes]]) -> Iterator[bool]:
         """Registers what is not registered of ``values`` for the time of a ``with`` block; whether that was possible.
 
-        Calls of one store never overlap in time, so that nobody else registers meanwhile.
+        Calls of one store never overlap in time, so that no other call registers meanwhile.
         """
         spans = ((address_of(piece), piece.nbytes) for value in values for piece in value)
         new = merged_spans(span for span in spans if not self._is_registered(*span))

@@ -42,7 +42,7 @@ class MooncakeStore:
 
     Segments and keys are known to the master alone. When it restarts, or takes this process for dead, every key of the
     segment is gone, although the segment comes back by itself. A key of this unit's own, the sentinel, tells: if it is
-    gone, so are all blocks, and the unit has to be registered anew.
+    gone, so are all blocks, and the unit has to register again.
 
     Of several masters, the next leader knows what is in their log, which may lack the latest blocks and removals: after
     each change of the leader the unit tells the controller what it holds.
@@ -104,7 +104,7 @@ class MooncakeStore:
         """Raises ConnectionLostError if the master's HTTP port cannot be asked."""
         run = self._run
         if run is None:
-            return []  # never registered: nobody can have put anything here
+            return []  # never registered: it holds no blocks
         return await self._do(lambda: self._held(run))
 
     def stats(self) -> UnitStats:
@@ -258,7 +258,7 @@ class MooncakeStore:
         return list(held)
 
     def _places_of(self, keys: list[str]) -> dict[str, tuple[int, str]]:
-        """Raises ConnectionLostError if the master does not tell: a block that is left out would be taken for lost."""
+        """Raises ConnectionLostError if the master does not tell: a missing block would count as lost."""
         found = self._store.places(keys)
         for _ in range(2):  # the master may be back in the moment in which it is asked for the absent ones
             absent = [key for key in keys if key not in found]
