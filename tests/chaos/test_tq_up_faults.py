@@ -43,7 +43,7 @@ class Keeper(threading.Thread):
         while not self._ended.wait(0.2):
             with self.pause:
                 try:
-                    self._stack.mend()
+                    self._stack.restart_ended()
                 except StartError as error:
                     self.failure = error
                     return

@@ -124,7 +124,11 @@ class AsyncClient:
         return await carry_out(self._io, operation)
 
     def give_up(self, reason: str) -> None:
-        """The queue is gone for good: its calls raise ConnectionLostError with ``reason``. From any thread."""
+        """Fail all calls: the queue has ended for good.
+
+        Args:
+            reason: Text of the ConnectionLostError that calls raise.
+        """
         if not self._closed and self._pid == os.getpid() and self._io.alive:
             self._io.loop.call_soon_threadsafe(self._engine.give_up, reason)
 
@@ -149,19 +153,19 @@ class AsyncClient:
 
     @property
     def engine(self) -> QueueEngine:
-        """What carries out its requests. Raises NotInitializedError once closed."""
+        """The engine that carries out the requests. Raises NotInitializedError after ``close``."""
         self._ready()
         return self._engine
 
     @property
     def rows(self) -> RowOperations:
-        """Operations on rows by index, for ``run``. Raises NotInitializedError once closed."""
+        """Operations on rows by index, for ``run``. Raises NotInitializedError after ``close``."""
         self._ready()
         return self._rows
 
     @property
     def kv(self) -> KvOperations:
-        """Operations on rows by key, for ``run``. Raises NotInitializedError once closed."""
+        """Operations on rows by key, for ``run``. Raises NotInitializedError after ``close``."""
         self._ready()
         return self._kv
 
@@ -315,104 +319,216 @@ class AsyncClient:
         return await self.async_run(self.rows.get_data, metadata, ReadOptions(zero_copy, out, device, layout))
 
     async def async_ack(self, metadata: BatchMeta, task_name: str) -> None:
-        """``task_name`` is done with the rows: they are consumed for good, whichever client fetched them.
+        """Acknowledge rows: ``task_name`` has consumed them, regardless of which client fetched them.
 
-        Rows that are gone are ignored, and so is what was acknowledged before. Raises InvalidTypeError.
+        Args:
+            metadata: The rows. Rows that are gone, and rows that are acknowledged already, are ignored.
+            task_name: The task.
+
+        Raises:
+            InvalidTypeError: An argument is wrong.
         """
         await self.async_run(self.rows.acknowledge, metadata, task_name)
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
-        """Merge ``metadata.custom_meta`` shallowly into the rows' tags; rows of several partitions are allowed.
+        """Merge ``metadata.custom_meta`` shallowly into the tags of the rows.
 
-        Raises StorageKeyNotFoundError for a row that is gone, InvalidTypeError for a value that is not plain.
+        Args:
+            metadata: The rows, of one partition or of several.
+
+        Raises:
+            StorageKeyNotFoundError: A row is gone.
+            InvalidTypeError: A value is not plain.
         """
         await self.async_run(self.rows.set_custom_meta, metadata)
 
     async def async_clear_samples(self, metadata: BatchMeta) -> None:
-        """Forget rows and free their storage. Rows that are gone are ignored. Raises InvalidTypeError."""
+        """Remove rows and free their storage.
+
+        Args:
+            metadata: The rows. Rows that are gone are ignored.
+
+        Raises:
+            InvalidTypeError: ``metadata`` is not a BatchMeta.
+        """
         await self.async_run(self.rows.clear_samples, metadata)
 
     async def async_clear_partition(self, partition_id: str) -> None:
-        """Forget a whole partition; an unknown one is ignored. Raises InvalidTypeError, InvalidInputError."""
+        """Remove a partition with all its rows.
+
+        Args:
+            partition_id: The partition. An unknown partition is ignored.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
+        """
         await self.async_run(self.rows.clear_partition, partition_id)
 
     async def async_get_production_status(self, data_fields: Sequence[str], partition_id: str) -> Status:
-        """``(indexes, produced)``: int64 ``(rows,)`` and int8 ``(rows, fields)``.
+        """Return which fields of the rows of a partition are ready.
 
-        Columns are in the order in which the partition got its fields. ``(None, None)`` for an unknown partition or
-        field, or no fields. Raises InvalidTypeError, InvalidInputError.
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+
+        Returns:
+            ``(indexes, produced)``: int64 ``(rows,)`` and int8 ``(rows, fields)``. Columns are in the order in which
+            the partition got its fields. ``(None, None)`` for an unknown partition or field, or without fields.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.rows.production_status, data_fields, partition_id)
 
     async def async_get_consumption_status(self, task_name: str, partition_id: str) -> Status:
-        """``(indexes, consumed)``: int64 and int8 ``(rows,)``; zeros for an unknown task.
+        """Return which rows of a partition a task has consumed.
 
-        ``(None, None)`` for an unknown partition. Raises InvalidTypeError, InvalidInputError.
+        Args:
+            task_name: The task. All rows count as not consumed by an unknown task.
+            partition_id: The partition.
+
+        Returns:
+            ``(indexes, consumed)``: int64 and int8 ``(rows,)``. ``(None, None)`` for an unknown partition.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.rows.consumption_status, task_name, partition_id)
 
     async def async_check_production_status(self, data_fields: Sequence[str], partition_id: str) -> bool:
-        """Whether ``data_fields`` are produced for all rows; False for an unknown or empty partition, or unknown field.
+        """Return whether fields are ready in all rows of a partition.
 
-        Raises InvalidTypeError, InvalidInputError.
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+
+        Returns:
+            False also for an unknown or empty partition, and for an unknown field.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return _all(await self.async_get_production_status(data_fields, partition_id))
 
     async def async_check_consumption_status(self, task_name: str, partition_id: str) -> bool:
-        """Whether ``task_name`` consumed all rows; False for an unknown or empty partition.
+        """Return whether a task has consumed all rows of a partition.
 
-        Raises InvalidTypeError, InvalidInputError.
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+
+        Returns:
+            False also for an unknown or empty partition.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return _all(await self.async_get_consumption_status(task_name, partition_id))
 
     async def async_check_production_completed(self, partition_id: str) -> bool:
-        """Whether a put said ``is_last`` for the partition and all its rows have data. False for an unknown one.
+        """Return whether a put declared its rows the last ones of the partition (``is_last``) and all rows have data.
 
-        Raises InvalidTypeError, InvalidInputError.
+        Args:
+            partition_id: The partition.
+
+        Returns:
+            False also for an unknown partition.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.rows.production_completed, partition_id)
 
     async def async_check_stream_drained(self, task_name: str, partition_id: str) -> bool:
-        """Whether production is completed, see ``async_check_production_completed``, and ``task_name`` consumed all
-        rows. Raises InvalidTypeError, InvalidInputError.
+        """Return whether production is completed and a task has consumed all rows.
+
+        See ``async_check_production_completed``.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+
+        Returns:
+            False also for an unknown partition.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.rows.stream_drained, task_name, partition_id)
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, idle: float = 0.0
     ) -> bool:
-        """Make rows fetchable again for ``task_name``, or for every task. True, also for an unknown partition or task.
+        """Make the rows of a partition fetchable again.
 
-        The controller then keeps no state of a task without waiting fetches: call it for finished tasks. ``idle``:
-        only for tasks that have not fetched for so many seconds, for example 3600 to drop what is left of old runs; a
-        restart of the controller counts as a fetch.
+        The controller then keeps no state of a task without waiting fetches: call it for finished tasks.
 
-        Raises InvalidTypeError, InvalidInputError.
+        Args:
+            partition_id: The partition.
+            task_name: The task. None: every task.
+            idle: Only tasks without a fetch for this many seconds, for example 3600 to drop the state of old runs. A
+                restart of the controller counts as a fetch.
+
+        Returns:
+            True, also for an unknown partition or task.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.rows.reset_consumption, partition_id, task_name, idle)
 
     async def async_get_partition_list(self) -> list[str]:
-        """Names of partitions in the order of their creation. Raises ConnectionLostError, WaitTimeoutError."""
+        """Return the names of the partitions in the order of their creation.
+
+        Raises:
+            ConnectionLostError, WaitTimeoutError: The controller does not answer.
+        """
         return await self.async_run(self.rows.partition_list)
 
     async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """Rows of ``keys`` in their order, with the fields ready for all of them.
+        """Return metadata of the rows of ``keys``, with the fields that are ready in all of them.
 
-        Missing keys are left out or, with ``create``, made rows without data (status 0). Raises InvalidTypeError,
-        InvalidInputError.
+        Args:
+            keys: Keys of rows, or one key.
+            partition_id: The partition.
+            create: Make rows without data (status 0) for missing keys. Otherwise missing keys are left out.
+
+        Returns:
+            The rows, in the order of ``keys``.
+
+        Raises:
+            InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.kv.retrieve_meta, keys, partition_id, create)
 
     async def async_kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
-        """Keys of rows in their order.
+        """Return the keys of rows.
 
-        Raises RequestError for a row without key and for an unknown partition, InvalidTypeError, InvalidInputError for
-        an empty list.
+        Args:
+            global_indexes: Indexes of rows, or one index.
+            partition_id: The partition.
+
+        Returns:
+            The keys, in the order of ``global_indexes``.
+
+        Raises:
+            RequestError: A row has no key, or the partition is unknown.
+            InvalidTypeError, InvalidInputError: An argument is wrong, for example an empty list.
         """
         return await self.async_run(self.kv.retrieve_keys, global_indexes, partition_id)
 
     async def async_kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        """``{partition: {key: tag}}`` of one partition, or of all. Raises InvalidTypeError."""
+        """Return the keys and tags of one partition, or of all partitions.
+
+        Args:
+            partition_id: The partition. None: all partitions.
+
+        Returns:
+            ``{partition: {key: tag}}``.
+
+        Raises:
+            InvalidTypeError: ``partition_id`` is not a string.
+        """
         return await self.async_run(self.kv.list_keys, partition_id)
 
 

@@ -299,16 +299,16 @@ def test_certificates_of_tq_up_are_renewed_before_their_end_while_programs_are_c
         first = x509.load_pem_x509_certificate((tmp_path / "tls" / "client.pem").read_bytes())
         kept.put(row, partition_id="p")
         wait_until(
-            lambda: stack.mend() or datetime.now(timezone.utc) > first.not_valid_after_utc, "the first one has ended"
+            lambda: stack.restart_ended() or datetime.now(timezone.utc) > first.not_valid_after_utc, "the first one has ended"
         )
         monkeypatch.undo()
-        stack.mend()
+        stack.restart_ended()
         later = TransferQueueClient("later", stack.attach_config)
         assert later.get_partition_list() == ["p"]
         kept.put(row, partition_id="p")
         os.kill(stack.processes[1].pid, signal.SIGKILL)
         wait_until(stack.failure, "the unit is dead")
-        wait_until(lambda: stack.mend() or stack.failure() is None, "it is started again, and admitted", 60)
+        wait_until(lambda: stack.restart_ended() or stack.failure() is None, "it is started again, and admitted", 60)
         kept.put(row, partition_id="p")
         later.close()
         kept.close()
