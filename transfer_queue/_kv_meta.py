@@ -62,7 +62,7 @@ class KVBatchMeta:
         return len(self.keys)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         fields = ", ".join(self.fields or ()) or "no fields"
         title = f"{len(self.keys)} keys of partition {self.partition_id} with {fields}"
         return html_table(title, ["key", "tag"], zip(self.keys, self.tags, strict=True), len(self.keys))

@@ -172,7 +172,7 @@ def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> 
 
 
 def _others() -> str:
-    """How to use the queues that ``tq up`` keeps for this user."""
+    """Return advice about the queues that ``tq up`` runs for this user."""
     return "".join(
         f"; queue {queue.name} runs here too: export TQ_CONFIG_FILE={queue.attach_file} to use it"
         for queue in noted_queues()[:3]

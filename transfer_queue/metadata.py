@@ -199,7 +199,7 @@ class BatchMeta:
     # --------------------------------------------------------------------------------------------- extra_info and tags
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         fields = ", ".join(
             f"{name} {entry.get('dtype')} {entry.get('shape')}" for name, entry in self.field_schema.items()
         )

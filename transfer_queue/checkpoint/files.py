@@ -42,7 +42,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where the block of slot ``slot`` of the state lies."""
+    """Return the place of the block of slot ``slot`` of the state."""
 
     slot: int
     file: int
@@ -62,11 +62,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     files: dict[str, FileEntry]
     crc32: int = 0
-    """Of this manifest with 0 here, as compact JSON."""
+    """Checksum of this manifest, with 0 here, as compact JSON."""
 
     @property
     def nbytes(self) -> int:
-        """Of all files but ``metadata.json``."""
+        """Size of all files except ``metadata.json``."""
         return sum(entry.bytes for entry in self.files.values())
 
     def checksum(self) -> int:

@@ -48,7 +48,7 @@ __all__ = ["load_checkpoint", "load_queue"]
 log = logging.getLogger(__name__)
 
 _WAIT_S = 10.0
-"""For space in storage."""
+"""Time to wait for space in storage."""
 Stored = list[list[tuple[BlockRef, UnitInfo]]]
 
 

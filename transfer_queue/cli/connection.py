@@ -118,7 +118,7 @@ class ControllerConnection:
 
     @property
     def welcome(self) -> Any:
-        """What the controller said in the handshake."""
+        """The controller's welcome of the handshake."""
         return self._loop.run_until_complete(self._first.connected()).welcome
 
     async def _request(self, message: Any) -> Any:
@@ -145,7 +145,7 @@ class ControllerConnection:
         return _Line([address], self._first.credentials, self._first.timeout_s, what)
 
     async def _reached(self, announced: list[str]) -> list[str]:
-        """Where each shard is reached: where it says, or, if an address was given for each of them, there: those may be
+        """Return the address of each shard: its own, or the given one if there is one for each shard, as these may be
         ports that are forwarded to it."""
         given = self._first.addresses
         if len(given) != len(announced) or set(given) == set(announced):

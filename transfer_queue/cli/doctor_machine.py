@@ -50,7 +50,7 @@ MINIMUM_VERSIONS = {
     "torch": "2.6",
     "tensordict": "0.10",
 }
-"""As pyproject.toml asks for them."""
+"""Requirements of pyproject.toml."""
 _CLIENTS_ONLY = ("torch", "tensordict")
 _FEW_FILES, _TOO_FEW_FILES = 8192, 1024
 _DOCKER_SHM = 64 << 20

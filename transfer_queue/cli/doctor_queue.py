@@ -176,7 +176,7 @@ def _metadata_server(address: str) -> Finding:
 
 
 def _refusal(address: str) -> str:
-    """Why nothing can connect to ``host:port``; empty if it can."""
+    """Return why a connection to ``host:port`` fails; empty if it succeeds."""
     try:
         with socket.create_connection(parse_address(address), timeout=_WAIT_S):
             return ""

@@ -19,7 +19,7 @@ from transfer_queue.launch.supervise import Interrupted, interruptible
 __all__ = ["console", "faults", "run", "say"]
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-"""For words to people; results go to standard output."""
+"""Console for messages; results go to standard output."""
 
 
 _UsageError: Any = typer.BadParameter.__base__  # its module differs between releases of typer

@@ -1,4 +1,4 @@
-"""What the checks of ``tq doctor`` are given and what they return."""
+"""Arguments and results of the checks of ``tq doctor``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail(check: str, text: str, fix: str) -> Finding:
 
 
 class View(NamedTuple):
-    """What a controller that answers says."""
+    """Answer of a controller."""
 
     address: str
     backend: str
@@ -50,7 +50,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined. ``root`` holds sys, proc and dev."""
+    """Subject of the checks. ``root`` holds sys, proc and dev."""
 
     file: Path | None
     root: Path
@@ -84,7 +84,7 @@ class Subject:
 
     @cached_property
     def view(self) -> View | TransferQueueError | None:
-        """Of the controller; the error if it does not answer; None if no queue is meant."""
+        """Answer of the controller; the error if it does not answer; None if there is no queue to check."""
         if self.attach is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What machine this is, for the results of benchmarks. Imports no torch."""
+"""Facts about this machine for the results of benchmarks. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much storage a job needs and how long its samples take to move: a pure function with its assumptions named."""
+"""Estimate of the storage of a job and of the time to move its samples: a pure function of named assumptions."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def read_running() -> list[RunningQueue]:
 
 
 def read_ended() -> list[Trouble]:
-    """Why queues of this machine ended in the last day: the last run of each name, the latest first."""
+    """Return why queues of this machine ended in the last day: the last run of each name, the latest first."""
     running = {queue.name for queue in read_running()}
     ended = []
     for folder in state_root().glob("*/"):

@@ -41,7 +41,7 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_partition(partition_id: object) -> str:
-    """Not empty either: that names no partition."""
+    """Check the name of a partition: a string that is not empty."""
     text = check_text("partition_id", partition_id)
     if not text:
         raise InvalidInputError("partition_id must not be empty")

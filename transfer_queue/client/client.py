@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 2.0
 _REATTACH_S = 5.0
 _attaching = threading.Lock()
-"""Of forked children, whose threads may use a client at once."""
+"""Lock of forked children, whose threads may use a client at the same time."""
 
 
 class AsyncClient:

@@ -46,16 +46,16 @@ T = TypeVar("T")
 _REQUEST_S = 30.0
 _CONNECT_S = 20.0
 _ALONE_S = 10.0
-"""How long no other unit may take blocks before the drain is given up: then the whole queue is probably ending."""
+"""Time without another writable unit after which a drain fails: the whole queue is probably ending."""
 _ABSENT_S = 0.5
-"""How long a unit that holds nothing waits for the answers of its controllers."""
+"""Time that an empty unit waits for the answers of its controllers."""
 _PAUSE_S = 0.2
 _BLOCKS = 64
 _WINDOW_BYTES = 64 << 20
 
 
 class Drained(NamedTuple):
-    """What a drain moved."""
+    """Blocks and bytes that a drain moved."""
 
     blocks: int
     nbytes: int

@@ -42,9 +42,9 @@ T = TypeVar("T")
 _UNIT_DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
 _CONNECT_S = 10.0
 _MARGIN_S = 10.0
-"""How much longer than a parked fetch its request may take."""
+"""Time that the request of a parked fetch may take beyond the fetch."""
 _WAIT_SLICE_S = 0.25
-"""How long one full storage unit is waited for before another is tried."""
+"""Time to wait for a full storage unit before another one is tried."""
 _RETRY_S = 0.1
 _ANY = Target()
 _SPLIT_BYTES = 1 << 20
@@ -98,11 +98,11 @@ class Engine:
 
     @property
     def shard(self) -> Shard | None:
-        """Which of several controllers this engine is with; None: the queue has one."""
+        """The controller of this engine, if there are several; None: the queue has one."""
         return self._session.shard
 
     async def close(self) -> None:
-        """What is under way raises NotInitializedError or ConnectionLostError."""
+        """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
         try:
             if self._backend is not None:
                 await self._backend.close()
@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def writable_units(self) -> int:
-        """How many storage units take new blocks."""
+        """Number of storage units that accept new blocks."""
         return self._placement.writable_units
 
     def descriptors(self) -> list[int]:

@@ -194,7 +194,7 @@ class _Returns:
         self._called = False
 
     def add(self, future: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
-        """In the I/O thread."""
+        """Add the result of a task. Called in the I/O thread."""
         self._done.append((future, task))
         loop = self._loop()
         if not self._called and loop is not None:

@@ -1,4 +1,4 @@
-"""How a client behaves; from the attach settings and the environment."""
+"""Options of a client, from the attach settings and the environment."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ClientOptions:
     unpickle: bool = True
     connect_s: float = 30.0
     request_s: float = 60.0
-    """Any request but for what it waits for on purpose."""
+    """Time limit of a request, without intended waits."""
     fetch_s: float = 5.0
-    """How long ``get_meta`` waits for enough rows."""
+    """Time that ``get_meta`` waits for enough rows."""
     put_wait_s: float = 10.0
-    """How long a put waits for storage space and for the sample budget."""
+    """Time that a put waits for storage space and for the sample budget."""
     traces: Literal["no", "if installed", "yes"] = "no"
     """OpenTelemetry spans, see ``client.tracing``."""
 

@@ -68,7 +68,7 @@ class Placement:
             self.check_rows(block.select(None, rows))
 
     def parts(self, nbytes: int, max_block_bytes: int | None) -> int:
-        """In how many blocks a put of ``nbytes`` is split: one unless it does not fit.
+        """Return the number of blocks into which a put of ``nbytes`` is split: one if it fits.
 
         Raises CapacityError if all units together could not hold it.
         """

@@ -20,7 +20,7 @@ __all__ = ["DEFAULT_READ", "CheckedReadOptions", "ReadOptions"]
 
 @dataclass(frozen=True)
 class CheckedReadOptions:
-    """How to decode a read."""
+    """Options of a read, checked against each other and the client's options."""
 
     layout: Layout
     allow_pickle: bool

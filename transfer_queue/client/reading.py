@@ -1,4 +1,4 @@
-"""From the locations of rows to pieces of blocks that the decoder puts together."""
+"""Reads of located rows: which blocks to read, and the pieces of them that the decoder assembles."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _same_rows(first: Rows, second: Rows) -> bool:
 
 
 def plan_reads(batch: Batch, fields: Iterable[str], unit: Callable[[int], UnitInfo | None]) -> ReadPlan:
-    """What to read for ``fields`` of all rows of ``batch``. Raises DataLostError for a unit that is not known."""
+    """Plan the reads of ``fields`` of all rows of ``batch``. Raises DataLostError for an unknown unit."""
     wanted = set(fields)
     plan = ReadPlan([], [], [])
     for family in batch.locations:
@@ -127,7 +127,7 @@ class LoadedBatch:
 
     @property
     def schemas(self) -> list[FieldSchema]:
-        """Of the fields that were read."""
+        """Schemas of the fields that were read."""
         return [schema for schema in self._batch.fields if schema.name in self._fields]
 
     def add_pieces(self, pieces: dict[str, list[Piece]], outer: NDArray[np.int64] | None) -> None:

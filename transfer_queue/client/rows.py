@@ -93,7 +93,7 @@ def unpack_indexes(data: bytes) -> list[int]:
 
 
 def batch_meta(batch: Batch, partition_id: str, extra_info: dict[str, Any] | None = None) -> BatchMeta:
-    """What users see of a batch."""
+    """Convert a batch to the metadata that users see."""
     count = len(batch.indexes) // 8
     return BatchMeta(
         unpack_indexes(batch.indexes),
@@ -225,7 +225,7 @@ class RowOperations:
                 log.warning("task %r has waited %.0f s for rows: %s", fetch.task, waited, hindrance)
 
     async def _hindrance(self, partition: str, fields: list[str]) -> str:
-        """What a fetch lacks that is probably misspelt; empty if the rows have these fields."""
+        """Return the missing fields that are probably misspelt; empty if the rows have all fields."""
         counts = await self._counts(partition)
         if not counts:
             return f"there is no partition {partition!r}"
@@ -432,7 +432,7 @@ class RowOperations:
         return Operation(self._counts(check_partition(partition_id)), finish)
 
     async def _counts(self, partition: str) -> dict[str, Any]:
-        """Of a partition; nothing if there is none."""
+        """Counts of a partition; empty if there is no such partition."""
         try:
             return dict(_value(await self._engine.request(Snapshot(partition), self._options.request_s)))
         except UnknownPartitionError:

@@ -150,7 +150,7 @@ class ControllerSession:
 
     @property
     def ended(self) -> str:
-        """Why the queue has ended, or another one took its place; empty while it may come back. From any thread."""
+        """Reason why the queue has ended or was replaced; empty while it may come back. Safe in any thread."""
         if self._gone:
             return self._gone
         connection = self._connection
@@ -373,7 +373,7 @@ class ControllerSession:
 
 
 def _unanswered(connection: Connection, command: Command) -> str:
-    """Why a request has no answer; empty for a fetch that waits at a live controller."""
+    """Return why a request has no answer; empty for a fetch that waits at a live controller."""
     dead = silence([connection])
     return dead or ("" if isinstance(command, Fetch) else f"no answer to {type(command).__name__} yet")
 

@@ -1,4 +1,4 @@
-"""One client of several controllers: each request goes to the shard of its partition, those about all to all of them.
+"""A client of several controllers. Each request goes to the shard of its partition, or to all shards.
 
 Every shard has an `Engine` of its own, with its own connections and its own numbers of storage units, so that one that
 is gone costs the others nothing.
@@ -25,7 +25,7 @@ _ANY = Target()
 
 
 class ShardedEngine:
-    """As `Engine`, for a queue of several controllers. ``engines``: one for each shard, in order."""
+    """An `Engine` for a queue of several controllers. ``engines``: one for each shard, in order."""
 
     def __init__(self, engines: Sequence[Engine], first: Engine) -> None:
         self.engines = list(engines)
@@ -53,7 +53,7 @@ class ShardedEngine:
 
     @property
     def controller_attributes(self) -> dict[str, Any]:
-        """Of the shard that this client attached to first."""
+        """Attributes of the shard that this client attached to first."""
         return self._first.controller_attributes
 
     @property
@@ -92,7 +92,7 @@ class ShardedEngine:
 
 
 QueueEngine: TypeAlias = "Engine | ShardedEngine"
-"""What carries out a client's requests, however many controllers the queue has."""
+"""Engine of a client, for one controller or several."""
 
 
 def engines_of(queue: QueueEngine) -> list[Engine]:

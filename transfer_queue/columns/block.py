@@ -108,7 +108,7 @@ class EncodedBlock:
 
     @property
     def fields(self) -> list[FieldSchema]:
-        """What each column holds, in stored order."""
+        """Schemas of the columns, in stored order."""
         return [column.schema for column in self._columns.values()]
 
     @property

@@ -56,7 +56,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = "tuple[int, int] | Int64s | None"
-"""Which rows: ``(start, stop)``, an integer array of positions (any order, repeats allowed), or None for all."""
+"""Selection of rows: ``(start, stop)``, positions in any order, with repeats, or None for all rows."""
 
 
 class DeviceBytes(Protocol):

@@ -15,7 +15,7 @@ from transfer_queue.columns.column import Bytes
 __all__ = ["copy_bytes", "cores"]
 
 _SHARE_BYTES: Final = 8 << 20
-"""What a thread should have to do: it takes as long to start as to copy a twentieth of this."""
+"""Least work of a thread. Its start takes as long as to copy a twentieth of this."""
 _MOST_THREADS: Final = 4
 
 
@@ -46,5 +46,5 @@ def copy_bytes(target: Bytes, source: Bytes) -> None:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

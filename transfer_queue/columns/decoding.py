@@ -151,7 +151,7 @@ def _check_target(
 
 
 def _staged(name: str, value: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where an assembled value goes: (memory of ``out``, memory of the value)."""
+    """A copy of an assembled value: (memory of ``out``, memory of the value)."""
     if not isinstance(value, torch.Tensor):
         raise InvalidInputError(f"field {name!r} is no tensor and cannot be read into out; leave it out of the fields")
     if not target.is_nested:
@@ -437,7 +437,7 @@ def _front(shape: tuple[int | None, ...]) -> int:
 
 
 def _merged(schemas: set[FieldSchema]) -> FieldSchema | None:
-    """What the rows of all these columns are together; None if they cannot simply be copied into one column."""
+    """Return the common schema of the columns; None if their rows cannot be copied into one column."""
     first = next(iter(schemas))
     if len(schemas) == 1:
         return first

@@ -57,7 +57,7 @@ def checked_device(device: object) -> torch.device:
 
 
 def column_bytes(tensor: torch.Tensor, where: str) -> Chunk:
-    """As ``tensor_to_bytes``, but a CUDA tensor's elements stay where they are until the block is written."""
+    """Like ``tensor_to_bytes``, but the elements of a CUDA tensor stay on the GPU until the block is written."""
     if tensor.device.type != "cuda" or tensor.layout is not torch.strided or not tensor.numel():
         return tensor_to_bytes(tensor, where)
     check_storable(tensor, where)

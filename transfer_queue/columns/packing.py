@@ -51,7 +51,7 @@ def pack_into(target_buffer: Target, items: Sequence[Buffer]) -> None:
 
 
 def pack_chunks(items: Sequence[Bytes]) -> list[Bytes]:
-    """What ``pack_into`` writes, as the table and the uncopied items."""
+    """Return the table and the uncopied items that ``pack_into`` writes."""
     table = np.empty(1 + 2 * len(items), "<u8")
     table[0] = len(items)
     position = table.nbytes

@@ -47,11 +47,11 @@ class ControllerCalls(ABC):
         """``address`` of the controller, and ``metrics`` where it serves them: host:port."""
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
-        """Where the controller answers."""
+        """Return the address of the controller."""
         return server_info(Role.CONTROLLER, "TransferQueueController", self.server_address()["address"], self.secret)
 
     def get_config(self) -> Any:
-        """What `store_config` was given; None before."""
+        """Return the settings of `store_config`; None before."""
         return self._config
 
     def store_config(self, conf: Any) -> None:

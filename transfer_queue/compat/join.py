@@ -15,7 +15,7 @@ from transfer_queue.runtime.secret import is_proof, masked
 __all__ = ["JoinListener"]
 
 _LINE_S = 5.0
-"""For a peer to send its line, and to take the answer."""
+"""Time limit for a peer to send its line, and to receive the answer."""
 _PLACES = 16
 """Connections that are served at once; more are closed."""
 _LINE_BYTES = 4096

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _JOIN_S = 90.0
-"""Longer than a unit may take to start."""
+"""Time limit of a join. It is longer than the start of a unit."""
 
 MANAGER_TYPES: dict[str, tuple[str, ...]] = {
     "SimpleStorage": ("SimpleStorage", "AsyncSimpleStorageManager"),
@@ -52,11 +52,11 @@ _STORE_SETTINGS = (
 )
 """Settings of a Mooncake manager that identify its store."""
 _BUILT_IN_CLIENTS = {"MooncakeStoreClient", "MooncakeStorageClient", "YuanrongStorageClient", "RayStorageClient"}
-"""What ``client_name`` of a ``KVStorageManager`` is where 0.1.x keeps rows in a backend of its own."""
+"""Values of ``client_name`` of a ``KVStorageManager`` that name a built-in backend of 0.1.x."""
 
 
 class UnknownManagerError(ConfigError, AssertionError):
-    """What 0.1.5 (ValueError) and 0.1.11 (AssertionError) raise for an unknown manager."""
+    """The error of 0.1.5 (ValueError) and 0.1.11 (AssertionError) for an unknown manager."""
 
 
 class ClientStorageManager:

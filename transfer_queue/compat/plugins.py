@@ -33,7 +33,7 @@ __all__ = [
 
 
 class _QueueManager(StorageManager):
-    """What the built-in managers are today: a client of the queue, whose controller knows the backend."""
+    """A built-in manager: a client of the queue, whose controller knows the backend."""
 
     of_queue = True
     manager_type: ClassVar[str]

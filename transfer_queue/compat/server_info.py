@@ -1,4 +1,4 @@
-"""Where a server answers, as 0.1.x hands it around: ``controller.zmq_info`` of the settings, actors' answers."""
+"""Addresses of servers in the form of 0.1.x: ``controller.zmq_info`` of the settings, and answers of actors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExplicitEnum(str, Enum):
 
 
 class Role(ExplicitEnum):
-    """What a process of a queue is."""
+    """Role of a process of a queue."""
 
     CONTROLLER = "TransferQueueController"
     STORAGE = "TransferQueueStorage"

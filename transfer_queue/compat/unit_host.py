@@ -49,7 +49,7 @@ class UnitHost:
         )
 
     def get_zmq_server_info(self) -> ZMQServerInfo:
-        """Where to tell it its controller."""
+        """Return the address that accepts the controller's address."""
         info = ZMQServerInfo(Role.STORAGE, self.name, self._host, {JOIN_PORT_NAME: self._joining.port})
         info.secret = self._token
         return info

@@ -1,4 +1,4 @@
-"""What a program needs to attach to a running queue: the file named by ``TQ_CONFIG_FILE``."""
+"""Settings of a program that attaches to a running queue: the file named by ``TQ_CONFIG_FILE``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class ControllerAddresses(Document):
-    """Where the controller answers, ``host:port`` each; IPv6 hosts in brackets."""
+    """Addresses of the controller, ``host:port`` each; IPv6 hosts in brackets."""
 
     addresses: list[str] = Field(min_length=1)
 
@@ -46,7 +46,7 @@ class Target:
     origin: str = ""
 
     def mismatch(self, name: str, uid: str | None, address: str) -> str | None:
-        """Why the queue that answers at ``address`` is not the expected queue; None if it is."""
+        """Return why the queue at ``address`` is not the expected queue; None if it is."""
         found = name if name != (self.name or name) else f"{name} with uid {uid}"
         if self.name not in (None, name):
             meant = f"queue {self.name}"
@@ -61,7 +61,7 @@ class Target:
 
 
 class AttachConfig(TerseDocument):
-    """How to reach a queue. Everything else (backend, its settings, units) comes from the controller, which is refused
+    """Addresses of a queue. Everything else (backend, its settings, units) comes from the controller, which is refused
     if its queue has another ``name`` or ``uid``.
 
     ``layout``: how fields of two or more dimensions come back. ``missing_fields``: how a get by key treats a named

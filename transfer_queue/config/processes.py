@@ -43,7 +43,7 @@ class BackendChoice(Document):
 
 
 Durability = Literal["none", "process", "node"]
-"""What an acknowledged change survives: nothing; the end of any process; the end of the machine."""
+"""Failures that an acknowledged change survives: none; the end of any process; the end of the machine."""
 
 
 class Timing(Document):
@@ -52,7 +52,7 @@ class Timing(Document):
     heartbeat: float = Field(default=2.0, gt=0)
     peer_timeout: float = Field(default=10.0, gt=0)
     reconnect_grace: float = Field(default=5.0, ge=0)
-    """How long a client or storage unit that lost its connection may take to come back before it is given up."""
+    """Time that a client or storage unit has to reconnect after it lost its connection."""
 
 
 class ControllerConfig(Document):
@@ -85,7 +85,7 @@ class ControllerConfig(Document):
     shards: list[str] = Field(default_factory=list, max_length=defaults.MOST_SHARDS)
     """host:port of every controller of this queue, where several share its partitions; empty: there is only this."""
     shard: int = Field(default=0, ge=0)
-    """Which of ``shards`` this one is, from 0."""
+    """Index of this one in ``shards``, from 0."""
     timing: Timing = Timing()
     durability: Durability = "none"
     journal: str | None = None
@@ -116,7 +116,7 @@ class StorageUnitConfig(Document):
     """Unless 0, the arena has this share of the free memory at the start, if it is more than ``capacity``. Pages beyond
     ``capacity`` are allocated as rows need them."""
     directory: str = "/dev/shm"
-    """Where the arena's file is made; a tmpfs that clients on the same host share."""
+    """Folder of the arena's file: a tmpfs that clients on the same host share."""
     durability: Durability = "none"
     """Unless none, the arena is kept in ``directory``, which is this queue's alone, and taken up again at a start. For
     node the directory has to outlive the machine."""

@@ -53,7 +53,7 @@ SamplerName = Literal[
 
 
 class Resources(Model):
-    """What each pod asks of its node."""
+    """Resources that each pod requests."""
 
     requests: dict[str, Amount] = Field(default={}, description="Guaranteed amounts, such as cpu: 500m, memory: 2Gi.")
     limits: dict[str, Amount] = Field(default={}, description="Upper bounds.")

@@ -124,5 +124,5 @@ class Model(Document):
 
 @cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
-    """As YAML and Python call the fields."""
+    """Names of the fields in YAML and in Python."""
     return frozenset({*model.model_fields, *(field.alias or name for name, field in model.model_fields.items())})

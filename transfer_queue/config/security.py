@@ -1,4 +1,4 @@
-"""Who may connect and do what: certificates, tokens, and the policy. Settings name files; secrets stay in the files."""
+"""Certificates, tokens and the policy of a queue. Settings name files; secrets stay in the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TlsFiles(TerseDocument):
 
 
 class PeerSecurity(TerseDocument):
-    """How a process shows a server who it is."""
+    """Credentials of a process."""
 
     tls: TlsFiles | None = None
     """None: plain TCP."""
@@ -45,7 +45,7 @@ class PeerSecurity(TerseDocument):
 
 
 class ServerSecurity(PeerSecurity):
-    """How a server admits its peers. ``tls`` and ``token_file`` are also what it shows to servers it connects to."""
+    """Admission of peers by a server. It also shows ``tls`` and ``token_file`` to servers that it connects to."""
 
     tokens_file: str | None = None
     """Lines of ``name token``. With it, a peer shows a token or a certificate; without, ``tls`` asks a certificate."""
@@ -69,6 +69,6 @@ class PolicyPrincipal(Document):
 
 
 class Policy(Document):
-    """What each principal may do. Whom no entry names may do nothing."""
+    """Permissions of each principal. Other principals have none."""
 
     principals: list[PolicyPrincipal]

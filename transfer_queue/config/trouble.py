@@ -1,4 +1,4 @@
-"""Why servers of a local queue ended: ``tq up`` writes it, ``tq status`` and waiting programs read it."""
+"""Notes of why servers of a local queue ended, written by ``tq up``, read by ``tq status`` and waiting programs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from transfer_queue.metadata import BatchMeta
 __all__ = ["WAIT_S", "chunk_batch_fn", "default_fetch_batch_fn", "fetch_batch"]
 
 WAIT_S = 0.25
-"""How long one fetch waits at the controller; also how soon a starved worker notices that it shall stop."""
+"""Time that one fetch waits at the controller, and thus the time in which a waiting worker notices a stop."""
 
 
 def default_fetch_batch_fn(
@@ -47,7 +47,7 @@ def fetch_batch(
     wait_s: float,
     lease_s: float | None = None,
 ) -> tuple[TensorDict | None, BatchMeta]:
-    """As `default_fetch_batch_fn`, waiting up to ``wait_s`` seconds. ``lease_s``: see ``get_meta``."""
+    """Like `default_fetch_batch_fn`, but wait up to ``wait_s`` seconds. ``lease_s``: see ``get_meta``."""
     try:
         meta = client.get_meta(
             fields, rows, partition_id, "fetch", task, sampling_config, timeout=wait_s, lease=lease_s

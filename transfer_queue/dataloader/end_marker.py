@@ -1,4 +1,4 @@
-"""How producers say that a partition gets no more rows, so that "none so far" and "all consumed" differ."""
+"""End markers, by which producers declare that a partition gets no more rows."""
 
 from __future__ import annotations
 

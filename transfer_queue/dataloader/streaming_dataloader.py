@@ -20,7 +20,7 @@ _END_S = 1.0
 _NOTICE_S = 1.0
 """Interval at which a waiting loader checks whether a worker has ended."""
 _LOST = "DataLoader worker"
-"""What torch's words of a worker that ended begin with."""
+"""Beginning of torch's error for a worker that ended."""
 
 
 class StreamingDataLoader(DataLoader[Any]):

@@ -51,7 +51,7 @@ _STALL_WARNING_S = 10.0
 
 
 class Cursor(NamedTuple):
-    """What is delivered next: micro-batch ``micro`` of batch ``batch``."""
+    """Next delivery: micro-batch ``micro`` of batch ``batch``."""
 
     batch: int
     micro: int
@@ -163,7 +163,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._move(Cursor(0, 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands: after the last micro-batch that was delivered. Plain values."""
+        """Return the position after the last delivered micro-batch, as plain values."""
         return {
             "version": 1,
             **self._identity(),
@@ -283,7 +283,7 @@ class StreamingDataset(IterableDataset[Any]):
         return None
 
     def _rest(self, number: int, size: int) -> tuple[Sample | None, bool]:
-        """After production ended: (a last, perhaps short batch, whether the stream is over)."""
+        """Fetch after production ended: (a last, perhaps short batch, whether the stream is over)."""
         unconsumed, ready = self._left()
         if unconsumed == 0 or (self.total_samples is not None and unconsumed < size):
             found = self._fetch(number, size, 0)  # a process of this rank may have drawn it before we looked
@@ -421,7 +421,7 @@ class StreamingDataset(IterableDataset[Any]):
             return attach_from_environment()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: where the queue is, no connection and no data."""
+        """State for worker processes: the address of the queue, without connection and data."""
         return {
             **self.__dict__,
             "config": None,  # may hold a user's sampler

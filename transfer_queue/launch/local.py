@@ -79,7 +79,7 @@ class LocalStack:
         self._tell: Callable[[str], None] | None = None
         self._stopping = False
         self.resources: Any = None
-        """What the bootstrap of a registered storage manager started: kept as long as the queue."""
+        """Resources of the bootstrap of a registered storage manager, kept as long as the queue."""
 
     def start(self, progress: Progress = lambda what, after: None) -> LocalStack:
         """Return when every process serves. Raises StartError with one line; then nothing is left running. A sampler

@@ -46,7 +46,7 @@ def _is_handshake(value: str) -> bool:
 
 
 def _metadata_server(value: str) -> str:
-    """As the engine takes it: ``config.yaml`` has HOST:PORT."""
+    """Return the address in the engine's form: ``config.yaml`` has HOST:PORT."""
     if _is_handshake(value):
         return "P2PHANDSHAKE"
     return value if "://" in value else f"http://{_given('metadata_server', value)}/metadata"

@@ -1,4 +1,4 @@
-"""What runs where when a ``TransferQueue`` resource runs on one machine. Pure: settings in, settings out."""
+"""Plan of the processes of a ``TransferQueue`` resource on one machine. Pure: settings in, settings out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transfer_queue.errors import ConfigError
 __all__ = ["HOST", "MEMORY_SHARE", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
 
 HOST = "127.0.0.1"
-"""Where the servers listen: nothing of a local queue is reachable from other machines."""
+"""Address of the servers: a local queue is not reachable from other machines."""
 MEMORY_SHARE = 0.5
 """Share of a machine's free memory for its storage units without their own limit."""
 SERVER_NAME = "localhost"
@@ -53,7 +53,7 @@ class LocalPlan:
     """Certificates are made at the start, and the servers and programs given them: see :meth:`with_security`."""
     policy: Policy | None = None
     namespace: str = "default"
-    """What the policy knows programs here by."""
+    """Name of the local programs in the policy."""
     client_tls: TlsFiles | None = None
 
     @property
@@ -138,7 +138,7 @@ class LocalPlan:
         return [unit.model_copy(update=update) for unit in self.units]
 
     def attach_config(self, *controllers: str) -> AttachConfig:
-        """What programs need to use the queue."""
+        """Return the settings by which programs attach to the queue."""
         return AttachConfig(
             name=self.name,
             uid=self.uid,
@@ -168,7 +168,7 @@ def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
 
 
 def _given(model: BaseModel) -> dict[str, Any]:
-    """What was set, by the names that YAML has for it."""
+    """Return the fields that were set, by their names in YAML."""
     fields = type(model).model_fields
     return {fields[name].alias or name: getattr(model, name) for name in model.model_fields_set}
 

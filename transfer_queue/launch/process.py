@@ -24,7 +24,7 @@ from transfer_queue.errors import StartError
 __all__ = ["ServerProcess", "Startable", "stop_all", "wait_until_serving", "write_private"]
 
 _STOP_S = 10.0
-"""How long a server may take to end after SIGTERM before it is killed."""
+"""Time that a server has to end after SIGTERM before it is killed."""
 
 
 class Startable(Protocol):
@@ -39,7 +39,7 @@ class Startable(Protocol):
         """Look at the news; True once it serves. Raises StartError if it ended instead."""
 
     def failure(self) -> str | None:
-        """Why it is no longer running, in one line; None while it runs."""
+        """Reason why it has ended, in one line; None while it runs."""
 
     def terminate(self) -> None:
         """Ask it to end. Idempotent."""
@@ -60,7 +60,7 @@ class ServerProcess:
         """Start the process; it serves once :meth:`advance` says so. Raises StartError."""
         self.name = name
         self.address: dict[str, Any] = {}
-        """What the server said when it was ready: ``address`` and others."""
+        """The server's message when it was ready: ``address`` and others."""
         self.log = directory / f"{name}.log"
         self._printed = b""
         self._words: str | None = None

@@ -140,7 +140,7 @@ class ControllerActor(_Supervisor):
         return self._with_master(plan)
 
     async def attach_config(self) -> tuple[AttachConfig, bool]:
-        """What a process needs to use the queue, once it is up, and whether it is detached.
+        """Return the attach settings of the queue, once it is up, and whether it is detached.
 
         Raises StartError if the controller has ended.
         """
@@ -247,7 +247,7 @@ def _free_or_any(host: str, port: int) -> int:
 
 
 def _log_folder(name: str) -> Path:
-    """Beside the logs of Ray's own processes: seen in its dashboard, and Ray's to clean up however this actor ends."""
+    """Make a folder beside the logs of Ray's processes, so that its dashboard shows the logs and Ray removes them."""
     logs = ray._private.worker._global_node.get_logs_dir_path()
     return Path(tempfile.mkdtemp(prefix=f"transferqueue-{name}-", dir=logs))
 

@@ -36,7 +36,7 @@ _PAUSE_S = 0.1
 _STOP_S = 40.0
 _EXIT_S = 5.0
 _RESOURCE_SHARE = 1e-3
-"""How much of ``required_node_resource`` a unit reserves: nothing worth, but a restarted one stays on such nodes."""
+"""Share of ``required_node_resource`` that a unit reserves, so that a restarted one stays on such nodes."""
 
 
 class RayQueue:
@@ -51,7 +51,7 @@ class RayQueue:
         self._settings = settings
         self._end: Any = None
         self.resources: Any = None
-        """What the bootstrap of a registered storage manager started: kept as long as this."""
+        """Resources of the bootstrap of a registered storage manager, kept as long as this object."""
 
     def when_ended(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with the reason once the controller has ended, from a thread of Ray's."""
@@ -127,7 +127,7 @@ def find_or_start(conf: Conf = None) -> tuple[RayQueue, DictConfig]:
 
 
 class _NameTaken(Exception):
-    """Another process was faster."""
+    """Another process has started the queue."""
 
 
 def _attach(settings: RaySettings) -> RayQueue | None:

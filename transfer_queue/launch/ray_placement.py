@@ -1,4 +1,4 @@
-"""Where in a Ray cluster the servers of a queue run. Pure: settings and nodes in, nodes out."""
+"""Placement of a queue's servers in a Ray cluster. Pure: settings and nodes in, nodes out."""
 
 from __future__ import annotations
 

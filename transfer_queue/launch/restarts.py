@@ -21,7 +21,7 @@ class Restarts:
     """The restarts of one server. Times are seconds on one monotonic clock."""
 
     due: float | None = None
-    """When the server is restarted; None while it runs."""
+    """Time of the next restart; None while the server runs."""
     starting: bool = False
     """Whether the server was restarted and does not serve yet."""
     _failed: int = 0

@@ -41,7 +41,7 @@ _LAST_SWEEP_S = 1.0
 
 
 class _Note(msgspec.Struct, array_like=True):
-    """What the unit keeps of a block: its size, and what the manager said about it."""
+    """A unit's note of a block: its size, and the manager's metadata."""
 
     nbytes: int
     meta: Any = None

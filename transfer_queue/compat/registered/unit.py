@@ -20,11 +20,11 @@ from transfer_queue.wire import messages as wire
 __all__ = ["MAX_NOTE_BYTES", "RegisteredStore", "open_store"]
 
 MAX_NOTE_BYTES = 64 << 10
-"""Of what a manager may say about one block."""
+"""Size limit of a manager's note of one block."""
 _AT_ONCE = 256
 """Blocks in one answer."""
 _AGAIN_S = 60.0
-"""After this a client that was asked to remove a block has not: the answer did not reach it, or it could not."""
+"""Time after which another client is asked to remove a block."""
 
 
 class RegisteredStore:

@@ -198,7 +198,7 @@ class MooncakeBackend:
             lease.release()
 
     async def _store_all(self, write: _Write, deadline: float, wait_s: float) -> None:
-        """Until the leader has all values. Raises CapacityError, ConnectionLostError, _UnregisteredError."""
+        """Write until the leader has all values. Raises CapacityError, ConnectionLostError, _UnregisteredError."""
         unit, values, total = write.unit, write.values, write.nbytes
         failed = await self._write(write)
         backoff, heals = Backoff(*_WAIT_FOR_SPACE_S), iter(_HEAL_S)
@@ -226,7 +226,10 @@ class MooncakeBackend:
             failed = await self._write(_Write(unit, again, write.lease, self._loop.create_future()))
 
     async def _store_for_good(self, follower: Follower, write: _Write, deadline: float, wait_s: float) -> None:
-        """Until all values are in the log of the masters, so that they outlive the leader. Raises as `_store_all`."""
+        """Write until the log of the masters has all values, so that they outlive the leader.
+
+        Raises the errors of `_store_all`.
+        """
         values = write.values
         await follower.expect(values)
         try:
@@ -478,7 +481,7 @@ class MooncakeBackend:
         self._log_thread.shutdown(wait=False)
 
     def abandon_in_child(self) -> None:
-        """After a fork: the engine's threads are not here, and its connections are the parent's."""
+        """Drop the engine after a fork: its threads are gone, and its connections belong to the parent."""
         self._store.abandon()
 
     async def _take(self, nbytes: int, deadline: float) -> Lease:

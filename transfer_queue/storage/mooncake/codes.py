@@ -24,7 +24,7 @@ LEASE_EXPIRED: Final = -707
 TRANSFER_FAILED: Final = -800
 NOT_REACHED: Final = -900
 UNREGISTERED: Final = -10_000
-"""Not the engine's own: the memory of a value could not be registered."""
+"""Code of this library: the memory of a value could not be registered."""
 
 RETRIED: Final = frozenset({TRANSFER_FAILED, LEASE_EXPIRED})
 """Reads and writes that may heal by themselves. Nothing else is repeated."""

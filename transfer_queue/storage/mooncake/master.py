@@ -30,7 +30,7 @@ _LOG_PREFIX = re.compile(r"^(?:\x1b\[\S*)*([IWEF])\d{4} [\d:.]+ +\d+ [\w./]+:\d+
 
 @dataclass(frozen=True)
 class MasterEndpoints:
-    """What MooncakeSettings fields of the same names take."""
+    """Values of the MooncakeSettings fields of the same names."""
 
     master_server_address: str
     metadata_server: str
@@ -113,7 +113,7 @@ class MasterProcess:
         return [join_address(host, port) for host, port in listening if not is_loopback(host)]
 
     def failure(self) -> str | None:
-        """Why the master ended by itself, in one line; None while it runs."""
+        """Reason why the master has ended, in one line; None while it runs."""
         status = self.poll()
         if status is None:
             return None

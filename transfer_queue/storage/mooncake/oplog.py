@@ -90,7 +90,7 @@ class MasterLog:
         return after, keys
 
     def term(self) -> str:
-        """Another one for each leader; empty while there is none."""
+        """Identity of the leader; empty while there is none."""
         found = self._range(f"mooncake-store/{self._cluster}/master_view")
         return found[0].create_revision if found else ""
 

@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def prefix_of(run: str) -> str:
-    """What all keys of a run begin with; a shared master holds other keys as well."""
+    """Return the common prefix of the keys of a run. A shared master holds other keys as well."""
     return f"tq/{run}/"
 
 
@@ -52,7 +52,7 @@ def block_key(run: str, block: int) -> str:
 
 
 def parts_of(run: str, block: int, nbytes: int, part_bytes: int) -> list[Part]:
-    """Where a block of ``nbytes`` lies: one key if it is no longer than ``part_bytes``."""
+    """Return the keys of a block of ``nbytes``: one key if it is no longer than ``part_bytes``."""
     key = block_key(run, block)
     if nbytes <= part_bytes:
         return [Part(key, 0, nbytes)]
@@ -110,6 +110,6 @@ def wanted_ranges(block: Bytes, reads: Sequence[BlockRead]) -> list[Range] | Non
 
 
 def overlaps(part: Part, ranges: Iterable[Range]) -> list[Range]:
-    """What of ``ranges`` lies in ``part``, counted from its start."""
+    """Return the parts of ``ranges`` that lie in ``part``, counted from its start."""
     found = ((max(start, part.start), min(stop, part.stop)) for start, stop in ranges)
     return [(start - part.start, stop - part.start) for start, stop in found if start < stop]

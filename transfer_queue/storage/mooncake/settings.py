@@ -18,7 +18,7 @@ from transfer_queue.storage.mooncake.oplog import MasterLog
 __all__ = ["MasterSettings", "MooncakeSettings", "Role", "ZeroCopy", "parse_settings", "role_from"]
 
 Role = Literal["worker", "controller"]
-"""Which pair of buffer sizes a process takes."""
+"""Choice of the pair of buffer sizes of a process."""
 
 GIB = 2**30
 _DEFAULT_CLUSTER = "mooncake"
@@ -108,7 +108,7 @@ class ZeroCopy(Document):
 
 
 class MooncakeSettings(Document):
-    """How clients and storage units reach Mooncake. Sizes in bytes; ``…_gb`` names are accepted too and count GiB."""
+    """Settings of clients and storage units for Mooncake. Sizes are in bytes, those of ``…_gb`` names in GiB."""
 
     metadata_server: Annotated[str, AfterValidator(_metadata_server)]
     """``http://HOST:PORT/metadata``, ``etcd://…`` or ``P2PHANDSHAKE``."""
@@ -161,7 +161,7 @@ class MooncakeSettings(Document):
 
 
 def role_from(environment: Mapping[str, str]) -> Role:
-    """Which buffer sizes this process takes. Raises ConfigError."""
+    """Return the buffer sizes of this process. Raises ConfigError."""
     role = environment.get("TQ_MOONCAKE_ROLE") or "worker"
     if role not in get_args(Role):
         raise ConfigError(f"environment variable TQ_MOONCAKE_ROLE: {role!r}; allowed: {', '.join(get_args(Role))}")

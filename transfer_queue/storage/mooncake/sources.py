@@ -1,4 +1,4 @@
-"""Where the bytes of a put are sent from: a registered buffer that they are packed into, or where they lie."""
+"""Memory from which a put is sent: a registered buffer with packed bytes, or the tensors' own memory."""
 
 from __future__ import annotations
 

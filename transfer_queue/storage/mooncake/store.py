@@ -274,7 +274,7 @@ class Store:
             self._reserved.close()
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's. It must not even be destroyed here."""
+        """Drop the connection in a forked child without destroying it: it belongs to the parent."""
         if self._raw is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))
             self._raw = None
@@ -413,7 +413,7 @@ def _prepare_environment(settings: MooncakeSettings, local: str) -> None:
 
 
 def _prepare_rdma(variables: Mapping[str, str]) -> None:
-    """What the environment says wins, but for the variable that makes the engine ignore the devices it is given."""
+    """Set variables that are not set, and the variable by which the engine uses the given devices."""
     for name, value in variables.items():
         if name == "MC_MS_AUTO_DISC":
             os.environ[name] = value
@@ -422,7 +422,7 @@ def _prepare_rdma(variables: Mapping[str, str]) -> None:
 
 
 def _probe(settings: MooncakeSettings) -> str | None:
-    """Why set-up cannot work now, in one line; None if there is no reason."""
+    """Return why set-up cannot work now, in one line; None if there is no reason."""
     master = settings.master_server_address
     if master.startswith("etcd://"):
         if (reason := _unreachable(master)) is not None:
@@ -452,7 +452,7 @@ def _probe(settings: MooncakeSettings) -> str | None:
 
 
 def _unreachable(address: str) -> str | None:
-    """Why none of ``etcd://HOST:PORT;HOST:PORT``, or not ``HOST:PORT``, takes connections; None if one does."""
+    """Return why no host of ``HOST:PORT`` or ``etcd://HOST:PORT;HOST:PORT`` accepts connections; None if one does."""
     reason = ""
     for member in address.removeprefix("etcd://").split(";"):
         host, port = parse_address(member)

@@ -1,4 +1,4 @@
-"""What the conformance suite needs to run against Mooncake: a master on free ports of the loopback interface."""
+"""Servers for the conformance suite: a Mooncake master on free ports of the loopback interface."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class MooncakeStore:
         self._store.register(address_of(self._mark), self._mark.nbytes)
 
     def _remount(self) -> None:
-        """Not both segments at once: the memory may not be there twice. Nothing else runs on this thread meanwhile."""
+        """Replace the segment. The old one goes first, as there may be no memory for both."""
         self._store.close()
         while not self._closing:
             try:
