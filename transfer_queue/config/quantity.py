@@ -11,12 +11,13 @@ from typing import Annotated, Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["QUANTITY_HINT", "QUANTITY_PATTERN", "Amount", "AtLeast", "Quantity"]
+__all__ = ["QUANTITY_HINT", "QUANTITY_PATTERN", "Amount", "AtLeast", "Quantity", "amount"]
 
 _FACTORS: Final = {
-    "": 1,
-    **{suffix: 1024 ** (power + 1) for power, suffix in enumerate(["Ki", "Mi", "Gi", "Ti", "Pi"])},
-    **{suffix: 1000 ** (power + 1) for power, suffix in enumerate(["k", "M", "G", "T", "P"])},
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{f"{suffix}i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
+    **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},
 }
 # One expression that also refuses zero, and more digits than any number of bytes has: the apiserver charges every
 # expression by its worst case.
@@ -112,6 +113,15 @@ class AtLeast:
             "messageExpression": f"'\"' + string(self) + '\" {self.hint}'",
         }
         return {**found, "x-kubernetes-validations": [*found["x-kubernetes-validations"], rule]}
+
+
+def amount(text: str) -> Decimal | str:
+    """A quantity of Kubernetes, such as ``500m``, ``2Gi`` or ``1k``, as a number; other text as it is."""
+    number = text.rstrip("mkKMGTPEi")
+    try:
+        return Decimal(number) * _FACTORS[text[len(number) :]]
+    except (ArithmeticError, KeyError):
+        return text
 
 
 def _is_amount(value: Any) -> bool:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Final
 
 from tq_operator.plan.names import MANAGED_BY, MANAGER, digest
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
+from transfer_queue.config.quantity import amount
 
 __all__ = [
     "APPLIED_ANNOTATION",
-    "amount",
     "contains",
     "differs",
     "foreign_owner",
@@ -30,11 +29,6 @@ APPLIED_ANNOTATION = f"{GROUP}/applied"
 # Fields that identify entries of a list. Several entries may share a value, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
 _QUANTITIES: Final = ("requests", "limits", "sizeLimit", "divisor")
-_SUFFIXES: Final = {
-    "m": Decimal("0.001"),
-    **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},
-    **{f"{suffix}i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
-}
 
 
 def stamped(manifest: Manifest) -> Manifest:
@@ -93,15 +87,3 @@ def _contains_entries(observed: Sequence[Any], wanted: Sequence[Any]) -> bool:
         if not any(contains(other, entry) for other in found):
             return False
     return True if wanted and isinstance(wanted[0], Mapping) else len(observed) == len(wanted)
-
-
-def amount(text: str) -> Decimal | str:
-    """A quantity of Kubernetes, such as ``500m``, ``2Gi`` or ``1k``, as a number; other text as it is."""
-    try:
-        for length in (2, 1):
-            factor = _SUFFIXES.get(text[-length:])
-            if factor is not None:
-                return Decimal(text[:-length]) * factor
-        return Decimal(text)
-    except ArithmeticError:
-        return text

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import amount, contains, differs, foreign_owner, owned_by, stamped
+from tq_operator.plan.difference import contains, differs, foreign_owner, owned_by, stamped
 from tq_operator.plan.drift import drift
 from tq_operator.plan.masters import same_group
 from tq_operator.plan.names import digest, is_controller
@@ -21,6 +21,7 @@ from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import Images, Manifest, Queue
 from transfer_queue.config.defaults import GROUP
+from transfer_queue.config.quantity import amount
 
 __all__ = ["ALLOW_LOSS", "PAUSE", "WORKLOADS", "Children", "Step", "lossy_change", "next_step", "wanted_children"]
 

@@ -15,11 +15,11 @@ from urllib3.exceptions import HTTPError
 from tq_operator.api.binding import BINDING_KIND, BINDING_PLURAL
 from tq_operator.api.crd import PLURAL
 from tq_operator.api.node import NODE_KIND, NODE_PLURAL
-from tq_operator.plan.difference import amount
 from tq_operator.plan.drift import repair
 from tq_operator.plan.names import INJECT_LABEL, MANAGED_BY, MANAGER, QUEUE_LABEL, label_value, selector
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
+from transfer_queue.config.quantity import amount
 
 __all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError", "ForbiddenError", "ImmutableError"]
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.operator.queues import IMAGES, queue
 from tq_operator.plan.children import desired_children
-from tq_operator.plan.difference import amount, differs, foreign_owner, stamped
+from tq_operator.plan.difference import differs, foreign_owner, stamped
+from transfer_queue.config.quantity import amount
 
 
 @pytest.fixture
