@@ -51,9 +51,12 @@ if not TYPE_CHECKING:  # type checkers would accept any misspelt name
 
 
 def get_metrics_endpoint() -> str | None:
-    """``"host:port"`` where the controller serves ``/metrics`` over HTTP.
+    """Return the address at which the controller serves ``/metrics`` over HTTP.
 
-    Attaches as the key-value functions do. None if the controller serves none, or there is no queue or controller.
+    The first call attaches to the queue of the environment, like the key-value functions.
+
+    Returns:
+        ``"host:port"``. None if the controller serves no metrics, or if there is no queue or controller.
     """
     try:
         return current_client().metrics_endpoint

@@ -94,9 +94,19 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     In a process that is attached, it warns (UserWarning) of settings that differ from those in effect, and does nothing
     else. If the queue of this process has ended, it logs the reason and looks for a queue again.
 
-    Returns the merged settings if it started the queue, ``conf`` as given if it attached.
+    Args:
+        conf: Settings as in ``config.yaml``, or the address of a queue.
 
-    Raises ConfigError, StartError, ConnectionLostError.
+    Returns:
+        The merged settings if it started the queue, ``conf`` as given if it attached.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        StartError: A server did not start.
+        ConnectionLostError: The queue does not answer.
+
+    Example:
+        >>> conf = tq.init({"backend": {"SimpleStorage": {"unit_capacity": "1Gi"}}})
     """
     with _state.lock:
         if _state.client is not None and not _state.client.closed:
@@ -189,7 +199,7 @@ def _attach_to_own(conf: DictConfig | Mapping[str, Any] | None) -> bool:
 
 
 def close() -> None:
-    """Give up this process's client, and end the servers that it started. Idempotent.
+    """Close this process's client, and stop the servers that it started. Idempotent.
 
     In a Ray cluster this ends the queue for all processes, also if this one only attached; a detached queue goes on.
     """
@@ -235,7 +245,14 @@ def _withdraw() -> None:
 
 
 def get_client() -> TransferQueueClient:
-    """This process's client. Raises NotInitializedError before ``init``."""
+    """Return this process's client.
+
+    Returns:
+        The client that ``init`` attached.
+
+    Raises:
+        NotInitializedError: ``init`` was not called in this process.
+    """
     client = _state.client
     if client is None:
         raise NotInitializedError("TransferQueue has not been initialized in this process; call tq.init() first")

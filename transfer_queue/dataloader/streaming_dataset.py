@@ -60,28 +60,45 @@ class Cursor(NamedTuple):
 class StreamingDataset(IterableDataset[Any]):
     """Micro-batches ``(TensorDict, BatchMeta)`` of the rows of a partition as they become ready, for one task.
 
-    ``config``: the settings ``init`` returned, or others that name a queue; where they name none, this process's
-    client or the environment does. The iterating process connects on first use. ``batch_size`` rows are fetched at a
-    time and divided into pieces of ``micro_batch_size``. With `RankAwareSampler` (or another that remembers batches)
-    processes of equal ``dp_rank`` see identical batches in the same order, and nothing fetched is lost when a process
-    dies: it is asked for again by its number.
+    With `RankAwareSampler`, or another sampler that remembers batches, processes of equal ``dp_rank`` see identical
+    batches in the same order. A batch that was fetched by a process which dies is fetched again by its number.
 
     The stream ends
 
-    - after ``total_samples`` rows, if given: rows of this ``dp_rank`` in a partition, so that ranks take equal shares;
+    - after ``total_samples`` rows, if given;
     - after the producers marked the partition's end (`mark_end`, or ``put(is_last=True)``) and the task consumed all
-      its rows; the last batch may be short. RequestError if ``total_samples`` were not reached;
+      its rows; the last batch may be short. Too few rows for ``total_samples`` raise RequestError;
     - with ``should_check_consumption_status``, once the task has consumed every row that exists at that moment.
 
-    With ``lease`` > 0 rows are delivered at least once, see ``TransferQueueClient.get_meta``: a batch is acknowledged
-    when the next one is asked for, so that what a process had not worked through when it died comes again, to itself
-    or to another of the task. It has ``lease`` seconds for a batch. With worker processes that is
-    when a worker goes on to its next batch, which may be before the loader's process has had this one.
+    Otherwise it waits for rows. A new iteration continues after the last micro-batch; ``reset`` and ``step`` move the
+    position.
 
-    Otherwise it waits. ``fetch_batch_fn`` and ``process_batch_fn`` replace `default_fetch_batch_fn` and
-    `chunk_batch_fn`. Iterating again goes on after the last micro-batch; ``reset`` and ``step`` move.
+    Args:
+        config: The settings that ``init`` returned, or others that name a queue. Where they name none, the queue of
+            this process's client or of the environment. The iterating process connects on first use.
+        batch_size: Rows of a fetch.
+        micro_batch_size: Rows of a micro-batch, into which a fetch is divided.
+        data_fields: The fields to read.
+        partition_id: The partition.
+        task_name: The task that consumes the rows.
+        dp_rank: Data-parallel rank of this process.
+        should_check_consumption_status: End the stream as described above.
+        fetch_batch_fn: Replaces `default_fetch_batch_fn`.
+        process_batch_fn: Replaces `chunk_batch_fn`.
+        total_samples: Rows of this ``dp_rank`` in a partition, so that ranks take equal shares.
+        lease: Seconds for a batch. Above 0 rows are delivered at least once, see ``TransferQueueClient.get_meta``: a
+            batch is acknowledged when the next one is requested. An unfinished batch of a process that dies is
+            delivered again to a process of the task. With worker processes a worker may request its next batch before
+            the loader's process has received this one.
 
-    Raises InvalidInputError (a ValueError) for arguments out of range; iterating raises what the client raises.
+    Raises:
+        InvalidInputError: An argument is out of range; also a ValueError.
+        InvalidTypeError: An argument has the wrong type.
+
+    Example:
+        >>> dataset = StreamingDataset(None, 8, 2, ["tokens"], "train", "update", dp_rank=0, total_samples=64)
+        >>> for batch, meta in StreamingDataLoader(dataset):
+        ...     step(batch["tokens"])
     """
 
     def __init__(
