@@ -35,5 +35,7 @@ def _put_twin(owner: griffe.Module | griffe.Class, name: str, target: str) -> No
     twin = copy.copy(holder[target.rpartition(".")[2]])
     twin.name, twin.parent, twin.labels = name, owner, twin.labels - {"async"}
     if twin.docstring is not None:
-        twin.docstring = griffe.Docstring(twin.docstring.value.replace("await ", "").replace("async_", ""), parent=twin)
+        text = twin.docstring.value.replace("await ", "").replace("async_", "")
+        style, options = twin.docstring.parser, twin.docstring.parser_options
+        twin.docstring = griffe.Docstring(text, parent=twin, parser=style, parser_options=options)
     owner.members[name] = twin

@@ -575,7 +575,7 @@ def test_the_table_has_every_call_with_every_argument() -> None:
     for name, arguments in CLIENT.items():
         for call in (name, f"async_{name}"):
             found = list(inspect.signature(getattr(tq.TransferQueueClient, call)).parameters)
-            assert found[1:] == list(arguments), call
+            assert [each for each in found[1:] if each != "socket"] == list(arguments), call  # ignored, as in 0.1.x
 
 
 LIFECYCLE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [

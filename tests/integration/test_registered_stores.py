@@ -194,7 +194,7 @@ def test_a_manager_of_another_kind_and_its_notification(alone: None) -> None:
 
 @pytest.mark.parametrize(
     ("section", "text"),
-    [({"file": open(os.devnull)}, "must be plain"), (5, "mapping")],  # noqa: SIM115 - it is what is wrong
+    [({"file": open(os.devnull)}, "must be plain"), (5, "of type object")],  # noqa: SIM115 - it is what is wrong
 )
 def test_a_wrong_section_is_refused_before_anything_starts(alone: None, section: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"backend\.RowStore.*{text}"):
