@@ -170,7 +170,7 @@ def reset(
                     "--task or --idle"
                 )
             typer.confirm(f"Make all rows of partition {partition!r} fetchable again for every task?", abort=True)
-        with Link(config) as link:
+        with ControllerConnection(config) as link:
             names = link.request(ListPartitions("")).value
             if partition not in names:
                 raise _unknown(partition, names)

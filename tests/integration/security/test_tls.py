@@ -299,7 +299,8 @@ def test_certificates_of_tq_up_are_renewed_before_their_end_while_programs_are_c
         first = x509.load_pem_x509_certificate((tmp_path / "tls" / "client.pem").read_bytes())
         kept.put(row, partition_id="p")
         wait_until(
-            lambda: stack.restart_ended() or datetime.now(timezone.utc) > first.not_valid_after_utc, "the first one has ended"
+            lambda: stack.restart_ended() or datetime.now(timezone.utc) > first.not_valid_after_utc,
+            "the first one has ended",
         )
         monkeypatch.undo()
         stack.restart_ended()
