@@ -120,8 +120,8 @@ bench: setup ## Measure against the peers, in turn; writes docs/benchmarks.md (B
 bench-full: setup ## The same with up to 8192 clients, which needs many cores and a limit of 20,000 open files
 	@$(PYTHON) -m bench --long $(BENCH_ARGS)
 
-soak: setup ## Full rate with clears, overwrites and slow readers: no wrong byte, flat memory; MINUTES=10
-	@$(PYTHON) -m bench.soak --minutes $(or $(MINUTES),10)
+soak: setup ## Full rate with clears, overwrites and slow readers: no wrong byte, flat memory; MINUTES=10 (SHARE=0.2: of one core)
+	@$(PYTHON) -m bench.soak --minutes $(or $(MINUTES),10) --share $(or $(SHARE),0)
 
 scale: setup ## The controller's core with 8192 virtual clients at the size of 64 nodes and 1024 GPUs
 	@$(PYTHON) -m bench.scale
