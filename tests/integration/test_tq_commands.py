@@ -214,7 +214,7 @@ def test_trace_shows_a_step_across_producers_and_consumers(
         trainer.join(60)
         assert not trainer.is_alive()
         tq.kv_put(key="x", partition_id=f"{partition}-other", tag={"n": 1})
-        tq.kv_batch_get(["a", "b"], partition, fields=["reward"])
+        tq.kv_batch_get(["a", "b"], partition, ["reward"])
         tq.kv_clear(["a", "b"], partition)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -189,7 +189,7 @@ function drawFigure(figure, data, of, times, young) {
   });
   const empty = !lines.length;
   for (const part of [figure.plot, figure.legend, figure.readout, figure.table.parentNode]) part.hidden = empty;
-  if (!empty) plot(figure, times.slice(young), lines.map(([name, values]) => [name, values.slice(young)]));
+  if (!empty) plot(figure, times.slice(young), lines.map(([name, values]) => [name, (values || []).slice(young)]));
 }
 
 function drawPast() {
