@@ -23,11 +23,13 @@ from transfer_queue.errors import (
     InvalidTypeError,
     JournalWriteError,
     KeyNotFoundError,
+    LockLostError,
     NotAuthorizedError,
     NotInitializedError,
     NotReadyError,
     QueueNotEmptyError,
     RequestError,
+    RowChangedError,
     SamplerError,
     StartError,
     StorageKeyNotFoundError,
@@ -41,6 +43,12 @@ from transfer_queue.errors import (
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
+    from transfer_queue.client.local_locks import (
+        async_kv_local_lock,
+        async_kv_local_locked,
+        kv_local_lock,
+        kv_local_locked,
+    )
     from transfer_queue.compat.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.compat.server_info import ZMQServerInfo as ZMQServerInfo
     from transfer_queue.compat.utilities import process_zmq_server_info as process_zmq_server_info
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
         kv_put,
         status,
     )
+    from transfer_queue.locks import async_kv_global_lock, async_kv_update, kv_global_lock, kv_update
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
         BaseSampler,
@@ -98,6 +107,7 @@ __all__ = [
     "JournalWriteError",
     "KVBatchMeta",
     "KeyNotFoundError",
+    "LockLostError",
     "NotAuthorizedError",
     "NotInitializedError",
     "NotReadyError",
@@ -106,6 +116,7 @@ __all__ = [
     "RankAwareSampler",
     "ReplaySampler",
     "RequestError",
+    "RowChangedError",
     "SamplerError",
     "SeqlenBalancedSampler",
     "SequentialSampler",
@@ -126,8 +137,12 @@ __all__ = [
     "async_kv_batch_get_by_meta",
     "async_kv_batch_put",
     "async_kv_clear",
+    "async_kv_global_lock",
     "async_kv_list",
+    "async_kv_local_lock",
+    "async_kv_local_locked",
     "async_kv_put",
+    "async_kv_update",
     "close",
     "get_client",
     "get_metrics_endpoint",
@@ -136,8 +151,12 @@ __all__ = [
     "kv_batch_get_by_meta",
     "kv_batch_put",
     "kv_clear",
+    "kv_global_lock",
     "kv_list",
+    "kv_local_lock",
+    "kv_local_locked",
     "kv_put",
+    "kv_update",
     "load_checkpoint",
     "save_checkpoint",
     "status",
@@ -147,6 +166,13 @@ _HOMES = {
     "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "transfer_queue.compat.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
+    "transfer_queue.client.local_locks": (
+        "async_kv_local_lock",
+        "async_kv_local_locked",
+        "kv_local_lock",
+        "kv_local_locked",
+    ),
+    "transfer_queue.locks": ("async_kv_global_lock", "async_kv_update", "kv_global_lock", "kv_update"),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
     "transfer_queue.sampler": (
         "BaseSampler",

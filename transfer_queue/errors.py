@@ -19,6 +19,8 @@
     ├── NotReadyError (ValueError)            a row exists but a requested field is not produced yet
     ├── RequestError (RuntimeError)           the controller or a storage unit refused the request
     │   ├── UnknownPartitionError
+    │   ├── LockLostError                    a lock ended before its holder gave it back
+    │   ├── RowChangedError                  a put that depends on what a row has; that has changed
     │   ├── UnsupportedRequestError (NotImplementedError)   a call of an earlier release that is not available
     │   └── SamplerError                      a sampler raised, or returned rows it may not return
     ├── KeyNotFoundError (ValueError)         keys that are not in the partition
@@ -49,11 +51,13 @@ __all__ = [
     "InvalidTypeError",
     "JournalWriteError",
     "KeyNotFoundError",
+    "LockLostError",
     "NotAuthorizedError",
     "NotInitializedError",
     "NotReadyError",
     "QueueNotEmptyError",
     "RequestError",
+    "RowChangedError",
     "SamplerError",
     "StartError",
     "StorageKeyNotFoundError",
@@ -137,6 +141,14 @@ class UnsupportedRequestError(RequestError, NotImplementedError):
 
 class UnknownPartitionError(RequestError):
     """The named partition does not exist."""
+
+
+class LockLostError(RequestError):
+    """A lock ended before its holder gave it back: its lease was over, or the connection to the controller was lost."""
+
+
+class RowChangedError(RequestError):
+    """A put depends on what a row has, and that has changed. ``kv_update`` reads and tries again."""
 
 
 class SamplerError(RequestError):

@@ -21,6 +21,8 @@ from transfer_queue.lifecycle import close, current_client, get_client, init
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from transfer_queue.client.locks import GlobalLock
+
 __all__ = [
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
@@ -92,6 +94,8 @@ async def async_kv_put(
     fields: TensorDict | dict[str, Any] | None = None,
     tag: Tag | None = None,
     data_parser: DataParser | None = None,
+    *,
+    lock: GlobalLock | None = None,
 ) -> KVBatchMeta:
     """Create or update one row.
 
@@ -102,6 +106,7 @@ async def async_kv_put(
             size ``[1]``. Other fields of the row do not change.
         tag: Merged shallowly into the row's tag.
         data_parser: Gets the fields as columns and returns the same fields.
+        lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
 
     Returns:
         The key with its merged tag, and the sorted names of the fields that are ready.
@@ -109,12 +114,13 @@ async def async_kv_put(
     Raises:
         InvalidInputError, InvalidTypeError: An argument is wrong; then nothing changed.
         CapacityError: There was no room in time; then nothing changed.
+        LockLostError: ``lock`` has ended; then nothing changed.
 
     Example:
         >>> meta = await tq.async_kv_put("a", "train", {"tokens": torch.arange(7)}, tag={"status": "finished"})
     """
     client = current_client()
-    return await client.async_run(client.kv.put_one, key, partition_id, fields, tag, data_parser)
+    return await client.async_run(client.kv.put_one, key, partition_id, fields, tag, data_parser, lock)
 
 
 kv_put = blocking(async_kv_put)
@@ -126,6 +132,8 @@ async def async_kv_batch_put(
     fields: TensorDict | None = None,
     tags: list[Tag] | None = None,
     data_parser: DataParser | None = None,
+    *,
+    lock: GlobalLock | None = None,
 ) -> KVBatchMeta:
     """Create or update the rows of ``keys``, all or nothing.
 
@@ -135,6 +143,7 @@ async def async_kv_batch_put(
         fields: A TensorDict of batch size ``[len(keys)]``; row ``i`` belongs to ``keys[i]``.
         tags: A dict for each key, merged shallowly into the row's tag.
         data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
+        lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
 
     Returns:
         The keys with their merged tags and the sorted names of all fields ready for every one of them.
@@ -142,6 +151,7 @@ async def async_kv_batch_put(
     Raises:
         InvalidInputError, InvalidTypeError: An argument is wrong; then nothing changed.
         CapacityError: There was no room in time; then nothing changed.
+        LockLostError: ``lock`` has ended; then nothing changed.
 
     Example:
         >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
@@ -149,7 +159,7 @@ async def async_kv_batch_put(
         ['reward', 'tokens']
     """
     client = current_client()
-    return await client.async_run(client.kv.put, keys, partition_id, fields, tags, data_parser)
+    return await client.async_run(client.kv.put, keys, partition_id, fields, tags, data_parser, lock)
 
 
 kv_batch_put = blocking(async_kv_batch_put)

@@ -209,6 +209,7 @@ OPTIONAL = {
     "async_get_meta": {"batch_size": None, "partition_id": ""},
 }
 EXTENSIONS = {
+    **{f"{prefix}{name}": {"lock"} for name in ("kv_put", "kv_batch_put") for prefix in ("", "async_")},
     "BatchMeta": {"samples"},
     "GRPOGroupNSampler": {"group_tag"},
     "StreamingDataset": {"total_samples", "lease"},
@@ -222,7 +223,11 @@ EXTENSIONS = {
         for prefix in ("", "async_")
     },
 }
-ADDED = ["PrioritySampler", "ReplaySampler", "TokenBudgetSampler"]
+ADDED = [
+    *("PrioritySampler", "ReplaySampler", "TokenBudgetSampler"),
+    *(f"{prefix}{name}" for name in ("kv_local_lock", "kv_local_locked") for prefix in ("", "async_")),
+    *(f"{prefix}{name}" for name in ("kv_global_lock", "kv_update") for prefix in ("", "async_")),
+]
 ABSENT = ["TQMetricsExporter"]
 
 CONFIG = {

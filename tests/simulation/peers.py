@@ -7,7 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.world import Link, World
-from transfer_queue.control.commands import Acknowledge, Batch, BlockRef, Clear, Command, Commit, Committed, Done, Fetch
+from transfer_queue.control.commands import (
+    Acknowledge,
+    Batch,
+    BlockRef,
+    Clear,
+    Command,
+    Commit,
+    Committed,
+    Done,
+    Fetch,
+    Lock,
+    RenewLock,
+    Value,
+)
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
 from transfer_queue.wire.messages import Failure, FreeBlocks, Hello, Holding, Join, Joined, Kind, ReportOrphans, Welcome
@@ -213,6 +226,25 @@ class Client:
                 self.world.finished.update(rows)
 
         self._request(command, done)
+
+    def lock(self, keys: list[str], wait_s: float, lease_s: float, hold_s: float) -> None:
+        """Hold a lock for a while, then give it back."""
+        if not self.ready or len(self._pending) > 3:
+            return
+
+        def done(reply: Any) -> None:
+            if isinstance(reply, Value):
+                number = reply.value["lock"]
+                self.world.note(f"{self.name} holds {keys} as {number}")
+                assert number not in self.world.locks, f"lock {number} was granted to {self.world.locks[number]} before"
+                self.world.locks[number] = self.name
+                self.world.clock.call_later(hold_s, self._unlock, number)
+
+        self._request(Lock(PARTITION, keys, wait_s, lease_s), done)
+
+    def _unlock(self, number: int) -> None:
+        if self.ready and not self.dead:
+            self._request(RenewLock(PARTITION, number), lambda reply: None)
 
     def die(self) -> None:
         """Never to be heard of again. Its connections end, one after the other."""

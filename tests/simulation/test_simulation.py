@@ -6,7 +6,9 @@ A failing seed is one number: ``TQ_SEEDS=1 TQ_FIRST_SEED=<seed>`` replays it exa
 from __future__ import annotations
 
 import logging
+import math
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from tests.simulation.peers import LEASING_TASK, Client, Unit
 from tests.simulation.world import World
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.locks import Locks
 from transfer_queue.control.subscription import CONSUMED
 from transfer_queue.runtime.durable import GroupCommit
 
@@ -38,6 +41,8 @@ class History:
         ]
         self.rows = 0
         self.steps = 0
+        self.lock_chance = random.Random(seed)  # of its own: it changes nothing for seeds without locks
+        self.locks = seed % 2 == 1
 
     def run(self) -> None:
         """AssertionError if an invariant does not hold."""
@@ -51,6 +56,7 @@ class History:
         deadline = calm + SETTLING_S
         while world.clock.now < deadline:
             self._advance(world.clock.now + 0.25)
+            self.locks = False
             client = next(client for client in self.clients if not client.dead)
             if client.idle:
                 client.fetch(3 if chance.random() < 0.5 else 1, 0.0)
@@ -65,6 +71,10 @@ class History:
     def _act(self) -> None:
         world, chance = self.world, self.world.random
         client = chance.choice([client for client in self.clients if not client.dead])
+        if self.locks:
+            odds = self.lock_chance
+            keys, hold_s = odds.choice((["a"], ["b"], ["b", "a"])), odds.choice((0.0, 0.2, 2.0))
+            client.lock(keys, odds.choice((0.0, 1.0, math.inf)), odds.choice((0.5, 5.0)), hold_s)
         what = chance.random()
         if what < 0.45:
             rows = list(range(self.rows, self.rows + chance.randint(1, 3)))
@@ -119,6 +129,9 @@ class History:
     def _check_settled(self) -> None:
         core = self.world.server.controller.core
         core.validate_state()
+        assert (core.locks.held, core.locks.waiting) == (0, 0), (
+            "a lock outlives its holder, or a request waits for ever"
+        )
         acknowledged = {row for client in self.clients for row in client.acknowledged}
         partition = core.partitions.get("p")
         known = set() if partition is None else {int(key) for key in partition.keys}
@@ -193,9 +206,26 @@ def _acknowledgements_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return {}
 
 
+def _locks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    real = Locks._grant
+
+    def silent(self: Locks, *arguments: Any) -> Any:
+        with self._log.silenced():
+            return real(self, *arguments)
+
+    monkeypatch.setattr(Locks, "_grant", silent)
+    return {}
+
+
 @pytest.mark.parametrize(
     "plant",
-    [_answers_do_not_wait, _repeats_under_new_ids, _leases_of_the_dead_stay, _acknowledgements_are_not_kept],
+    [
+        _answers_do_not_wait,
+        _repeats_under_new_ids,
+        _leases_of_the_dead_stay,
+        _acknowledgements_are_not_kept,
+        _locks_are_not_kept,
+    ],
 )
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], dict[str, bool]], monkeypatch: pytest.MonkeyPatch

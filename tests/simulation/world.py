@@ -246,6 +246,8 @@ class World:
         self.finished: set[int] = set()
         """Rows whose acknowledgement by the leasing task was answered."""
         self.cleared: set[int] = set()
+        self.locks: dict[int, str] = {}
+        """Who was told that it holds the lock of a number."""
         self.abandoned = 0
         """Fetches whose answer nobody waits for any more: what they took is lost to the task."""
 

@@ -27,6 +27,7 @@ from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestEr
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from transfer_queue.client.locks import GlobalLock
     from transfer_queue.columns.block import EncodedBlock
     from transfer_queue.metadata import BatchMeta
 
@@ -57,6 +58,7 @@ class KvOperations:
         fields: TensorDict | dict[str, Any] | None,
         tag: Tag | None,
         data_parser: DataParser | None,
+        lock: GlobalLock | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tag is None:
             raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
@@ -64,7 +66,7 @@ class KvOperations:
             fields = single_row(fields)
         elif fields is not None and not _is_tensordict(fields):
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
-        return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser)
+        return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser, lock)
 
     @spanned("put")
     def put(
@@ -74,13 +76,14 @@ class KvOperations:
         fields: TensorDict | None,
         tags: list[Tag] | None,
         data_parser: DataParser | None,
+        lock: GlobalLock | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tags is None:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
         keys = check_keys(keys)
         if fields is not None and not _is_tensordict(fields):
             raise InvalidTypeError(f"fields must be a TensorDict, not {type(fields).__name__}")
-        return self._put(keys, partition_id, fields, tags, data_parser)
+        return self._put(keys, partition_id, fields, tags, data_parser, lock)
 
     def _put(
         self,
@@ -89,6 +92,8 @@ class KvOperations:
         fields: Any,
         tags: list[Tag] | None,
         data_parser: DataParser | None,
+        lock: GlobalLock | None = None,
+        expects: dict[str, int] | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         check_partition(partition_id)
         if len(set(keys)) != len(keys):
@@ -96,7 +101,9 @@ class KvOperations:
         if tags is not None:
             check_tags("tags", tags, len(keys), "keys")
         block = self._encode(keys, fields, data_parser)
-        commit = Commit(partition_id, keys=keys, tags=tags, wait_s=self._options.put_wait_s)
+        number = 0 if lock is None else _lock_number(lock, partition_id)
+        wait_s = self._options.put_wait_s
+        commit = Commit(partition_id, keys=keys, tags=tags, wait_s=wait_s, lock=number, expects=expects)
 
         def finish(done: Committed) -> KVBatchMeta:
             return KVBatchMeta(
@@ -183,6 +190,36 @@ class KvOperations:
                 partition,
             )
 
+    # --------------------------------------------------------------------------------------------------------- update
+
+    def read_cells(self, key: str, partition_id: str, names: list[str]) -> Operation[Cells, Cells]:
+        """What the row has of these fields now, and in which blocks; see ``transfer_queue.client.updates``."""
+        timeout_s = self._options.request_s
+        options = ReadOptions(layout="jagged").checked(self._options)
+
+        async def work() -> Cells:
+            lookup = Lookup(partition_id, keys=[key], fields=names)
+            batch = await self._engine.lookup(lookup, timeout_s)
+            present = [schema.name for schema in batch.fields]
+            if not present:
+                return Cells(dict.fromkeys(names, 0), None)
+            loaded = await self._engine.load(batch, present, lookup, timeout_s)
+            return Cells(cell_blocks(loaded.batch, names), loaded)  # of the batch that was read in the end
+
+        def finish(cells: Cells) -> Cells:
+            if cells.loaded is not None:
+                rows = cells.loaded.decode(options)
+                cells.values = {name: rows[name][0] for name in cells.blocks if name in rows}
+            return cells
+
+        return Operation(work(), finish, drop=Cells.release)
+
+    def write_cells(
+        self, key: str, partition_id: str, values: dict[str, Any], expects: dict[str, int]
+    ) -> Operation[Committed, KVBatchMeta]:
+        """Write fields of a row that exists, if its cells still lie in the blocks ``expects``."""
+        return self._put([key], partition_id, single_row(values), None, None, expects=expects)
+
     # ------------------------------------------------------------------------------------------------- list and clear
 
     def list_keys(self, partition_id: str | None) -> Operation[Reply, dict[str, dict[str, Tag]]]:
@@ -221,6 +258,37 @@ class KvOperations:
         return Operation(
             self._engine.request(KeysOf(partition_id, pack_indexes(indexes)), self._options.request_s), _value
         )
+
+
+class Cells:
+    """Some fields of one row: ``blocks`` has each field, 0 where the row lacks it, ``values`` those that it has."""
+
+    def __init__(self, blocks: dict[str, int], loaded: LoadedBatch | None) -> None:
+        self.blocks = blocks
+        self.loaded = loaded
+        self.values: dict[str, Any] = {}
+
+    def release(self) -> None:
+        if self.loaded is not None:
+            self.loaded.release()
+
+
+def cell_blocks(batch: Batch, names: list[str]) -> dict[str, int]:
+    """The block of each of these fields of the one row of a located batch; 0: it lacks the field."""
+    found = dict.fromkeys(names, 0)
+    for family in batch.locations:
+        place = int.from_bytes(family.block_of_row[:4], "little", signed=True)
+        if place >= 0:
+            found.update((name, family.blocks[place]) for name in family.fields if name in found)
+    return found
+
+
+def _lock_number(lock: object, partition_id: str) -> int:
+    from transfer_queue.client.locks import GlobalLock
+
+    if not isinstance(lock, GlobalLock):
+        raise InvalidTypeError(f"lock must be what kv_global_lock gives, not {type(lock).__name__}")
+    return lock.number_for(partition_id)
 
 
 def _field_names(select_fields: Fields) -> list[str] | None:

@@ -103,6 +103,11 @@ class LoadedBatch:
         self._fetched = fetched
         self.rows = len(batch.indexes) // 8
 
+    @property
+    def batch(self) -> Batch:
+        """Where the rows were read."""
+        return self._batch
+
     def of(self, batch: Batch) -> LoadedBatch:
         """The same bytes for ``batch``, whose rows lie in the same places."""
         return LoadedBatch(batch, sorted(self._fields), self._plan, self._fetched)

@@ -14,7 +14,7 @@ import msgspec
 from transfer_queue.backoff import Backoff
 from transfer_queue.client.waiting import Waits
 from transfer_queue.config.trouble import trouble_at
-from transfer_queue.control.commands import Command, Fetch, Reply
+from transfer_queue.control.commands import Command, Fetch, Lock, Reply
 from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
     ConfigError,
@@ -375,7 +375,7 @@ class ControllerSession:
 def _unanswered(connection: Connection, command: Command) -> str:
     """Return why a request has no answer; empty for a fetch that waits at a live controller."""
     dead = silence([connection])
-    return dead or ("" if isinstance(command, Fetch) else f"no answer to {type(command).__name__} yet")
+    return dead or ("" if isinstance(command, Fetch | Lock) else f"no answer to {type(command).__name__} yet")
 
 
 def silence(connections: Iterable[Connection | None]) -> str:

@@ -28,7 +28,9 @@ def capture(core: ControlCore) -> dict[str, Any]:
         kept = sampler.save_checkpoint()
     except FAULTS as error:  # boundary to a user's code
         raise SamplerError(f"{type(sampler).__name__}.save_checkpoint raised {type(error).__name__}") from error
-    return {"state": core.snapshot(), "sampler": [type(sampler).__name__, kept]}
+    state_now = core.snapshot()
+    del state_now["locks"]  # of clients that will not be there
+    return {"state": state_now, "sampler": [type(sampler).__name__, kept]}
 
 
 def adopt(core: ControlCore, captured: dict[str, Any], *, replace: bool = False) -> dict[str, int]:

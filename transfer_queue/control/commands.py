@@ -33,8 +33,10 @@ __all__ = [
     "KeysOf",
     "ListKeys",
     "ListPartitions",
+    "Lock",
     "Lookup",
     "ProductionStatus",
+    "RenewLock",
     "Reply",
     "ResetConsumption",
     "SetTags",
@@ -97,7 +99,9 @@ class Commit(Command, frozen=True, tag=True, omit_defaults=True):
     Rows: ``keys`` (created on demand, existing ones upserted), else ``indexes`` (i64 bytes; must exist), else
     ``append`` new rows without keys. ``blocks`` cover the put's rows; empty with ``fields`` empty: only rows and tags.
     ``tags``: one dict a row, merged shallowly. ``wait_s`` > 0: wait that long for the sample budget before refusing.
-    ``last``: the partition gets no rows after these. Answer: Committed.
+    ``last``: the partition gets no rows after these. ``lock``: only while this client holds the lock of this number,
+    else LockLostError. ``expects``: only if the one key's row exists and its cell of each of these fields lies in this
+    block (0: it has none), else RowChangedError. Answer: Committed.
     """
 
     roles = PRODUCERS
@@ -113,6 +117,33 @@ class Commit(Command, frozen=True, tag=True, omit_defaults=True):
     """ragged field -> i32 bytes, elements along its first ragged axis, a row of the put each."""
     wait_s: float = 0.0
     last: bool = False
+    lock: int = 0
+    expects: dict[str, int] | None = None
+
+
+class Lock(Command, frozen=True, tag=True, omit_defaults=True):
+    """Lock ``keys``, which need not be keys of rows, all at once and in the order of requests.
+
+    Waits up to ``wait_s`` seconds, else WaitTimeoutError. The lock ends ``lease_s`` seconds after it was granted or
+    last renewed, and with the client's connection. Answer: Value({lock: number, waited: seconds}).
+    """
+
+    roles = USERS
+    mutates = True
+
+    keys: list[str]
+    wait_s: float = 0.0
+    lease_s: float = 30.0
+
+
+class RenewLock(Command, frozen=True, tag=True, omit_defaults=True):
+    """The lock of this number ends ``lease_s`` seconds from now on; 0: at once. Answer: Value(whether it is held)."""
+
+    roles = USERS
+    mutates = True
+
+    lock: int
+    lease_s: float = 0.0
 
 
 class Lookup(Command, frozen=True, tag=True, omit_defaults=True):

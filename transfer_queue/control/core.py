@@ -25,8 +25,10 @@ from transfer_queue.control.commands import (
     KeysOf,
     ListKeys,
     ListPartitions,
+    Lock,
     Lookup,
     ProductionStatus,
+    RenewLock,
     Reply,
     ResetConsumption,
     SetTags,
@@ -39,8 +41,9 @@ from transfer_queue.control.draws import Drawer
 from transfer_queue.control.effects import PARKED, Effect, EffectLog, Parked
 from transfer_queue.control.indexes import IndexSpace
 from transfer_queue.control.leases import Lease, Leases
+from transfer_queue.control.locks import Locks
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.puts import Put, check_put
+from transfer_queue.control.puts import Put, check_cells, check_put
 from transfer_queue.control.records import BlocksMoved, PartitionCleared, PartitionCreated, Record, UnitJoined, UnitLost
 from transfer_queue.control.replay import replay
 from transfer_queue.control.requests import HandlerTable
@@ -97,6 +100,7 @@ class ControlCore:
         self.units = Units(self.blocks, self.partitions)
         self.room = WaitRoom()
         self.leases = Leases(lease_s)
+        self.locks = Locks(self.log)
         self.serving = Serving(self.room, self.log, Drawer(sampler or SequentialSampler(), self.leases), polling)
         self.rows = 0
 
@@ -117,14 +121,21 @@ class ControlCore:
         self.leases.now = self.leases.now if now is None else now
         if request is None:
             waiters = self.room.of_client(client)
+            self.locks.withdraw(client, None, self.leases.now)
         else:
             found = self.room.find(client, request)
             waiters = [] if found is None else [found]
+            self.locks.withdraw(client, request, self.leases.now)
         self._leave(waiters)
+
+    def disconnected(self, client: int, now: float) -> None:
+        """The client's connection ended. It may come back, but its locks are over, and no request of it waits."""
+        self.cancel(client, None, now)
+        self.locks.disconnected(client, now)
 
     def client_gone(self, client: int, now: float) -> None:
         """The client will not be heard of again: what it has not acknowledged goes back."""
-        self.cancel(client, None, now)
+        self.disconnected(client, now)
         for partition in list(self.partitions.values()):
             for task in list(partition.tasks.values()):
                 for lease in [lease for lease in task.leases.values() if lease.client == client]:
@@ -137,12 +148,14 @@ class ControlCore:
         for partition in self.partitions.values():
             for task in partition.tasks.values():
                 task.last_fetch = now
+        self.locks.begin_anew(now)
 
     def tick(self, now: float) -> None:
         """Take back rows whose lease is over, and answer parked requests whose deadline has come with an error."""
         self.leases.now = now
         for partition, task, lease in self.leases.expired():
             self._end_lease(partition, task, lease)
+        self.locks.tick(now)
         known: dict[LineKey | None, str] = {}
         for waiter in self.room.expired(now):
             error: TransferQueueError
@@ -155,7 +168,8 @@ class ControlCore:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        found = [at for at in (self.room.next_deadline(), self.leases.next_deadline()) if at is not None]
+        parts = (self.room, self.leases, self.locks)
+        found = [at for at in (part.next_deadline() for part in parts) if at is not None]
         return min(found, default=None)
 
     def drain_effects(self) -> list[Effect]:
@@ -299,8 +313,7 @@ class ControlCore:
         now, (client, request) = self.leases.now, self.log.origin
         partition = self.partitions.get(command.partition)
         put = check_put(partition, command)
-        if self.units.lost:
-            self._check_units(command)
+        self._check_conditions(command, put, partition, client)
         if put.created and self.sample_capacity is not None and not self._fits(put, self.sample_capacity):
             if not command.wait_s > 0 or put.created > self.sample_capacity:
                 raise self._capacity_error(command, 0)
@@ -309,6 +322,15 @@ class ControlCore:
             self.room.add(Waiter(command, client, request, now, now + command.wait_s))
             return PARKED
         return self._carry_out(command, put, partition)
+
+    def _check_conditions(self, command: Commit, put: Put, partition: Partition | None, client: int) -> None:
+        """What has to hold at the moment at which the commit takes effect."""
+        if self.units.lost:
+            self._check_units(command)
+        if command.lock:
+            self.locks.check(command.partition, command.lock, client)
+        if command.expects is not None:
+            check_cells(partition, put, command.expects, self.blocks)
 
     def _check_units(self, command: Commit) -> None:
         lost = sorted({ref.unit for ref in command.blocks} & self.units.lost)
@@ -378,7 +400,7 @@ class ControlCore:
             self.log.origin = (waiter.client, waiter.request)
             try:
                 put = check_put(partition, command)
-                self._check_units(command)
+                self._check_conditions(command, put, partition, waiter.client)
                 if self.rows + put.created > (self.sample_capacity or math.inf):
                     return
                 self.room.remove(waiter)
@@ -426,6 +448,14 @@ class ControlCore:
         if task.leases.get(lease.number) is lease:
             grown = partition.end_lease(task, lease, partition.returning(task, lease))
             self.serving.serve(partition, grown)
+
+    @_handlers.on(Lock)
+    def _lock(self, command: Lock) -> Value | Parked:
+        return self.locks.lock(command, self.leases.now)
+
+    @_handlers.on(RenewLock)
+    def _renew_lock(self, command: RenewLock) -> Value:
+        return self.locks.renew(command, self.leases.now)
 
     @_handlers.on(SetTags)
     def _set_tags(self, command: SetTags) -> Done:
@@ -542,5 +572,7 @@ class ControlCore:
             "sample_capacity": self.sample_capacity,
             "blocks": self.blocks.count,
             "waiting": len(self.room),
+            "locks": self.locks.held,
+            "lock_waiting": self.locks.waiting,
             "lost_units": sorted(self.units.lost),
         }

@@ -40,6 +40,7 @@ def describe(core: ControlCore, *, waiters: bool = True) -> str:
                 batch = " as a batch" if lease.dealt else ""
                 lines.append(f"  {task.name}: client {lease.client} has {indexes} for {lease.seconds:g} s{batch}")
     lines += [f"unit {unit} is lost" for unit in sorted(core.units.lost)]
+    lines += core.locks.describe(waiters=waiters)
     if waiters:
         lines += [_describe_waiter(waiter.client, waiter.request, waiter.command) for waiter in core.room]
     return "\n".join(lines)
@@ -105,6 +106,7 @@ def validate(core: ControlCore) -> None:
         assert core.rows <= core.sample_capacity
     assert len(core.room) == len(list(core.room))
     _validate_lines(core)
+    core.locks.validate()
 
 
 def _validate_blocks(core: ControlCore) -> None:

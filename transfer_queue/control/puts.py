@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from transfer_queue.control.arrays import Ints, Rows, compact
+from transfer_queue.control.blocks import BlockTable
 from transfer_queue.control.commands import Commit
 from transfer_queue.control.partition import Partition
-from transfer_queue.errors import InvalidInputError, StorageKeyNotFoundError
+from transfer_queue.errors import InvalidInputError, RowChangedError, StorageKeyNotFoundError
 
-__all__ = ["Put", "check_put", "did_you_mean", "name_some"]
+__all__ = ["Put", "check_cells", "check_put", "did_you_mean", "name_some"]
 
 _MAX_CELLS = 2**32 - 1
 _MAX_APPEND = 2**24
@@ -128,6 +129,21 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     names = list(known)
     near = [match for name in unknown for match in difflib.get_close_matches(name, names, n=1)]
     return f"; did you mean {' and '.join(map(repr, dict.fromkeys(near)))}?" if near else ""
+
+
+def check_cells(partition: Partition | None, put: Put, expects: dict[str, int], blocks: BlockTable) -> None:
+    """Raises RowChangedError unless the one row of the put exists and its cells lie in these blocks (0: no cell)."""
+    if put.rows != 1:
+        raise InvalidInputError(f"a put that expects cells is of one row; got {put.rows}")
+    found: dict[str, int] | None = None
+    if partition is not None and put.known is not None and put.known[0] >= 0:
+        position, families = int(put.known[0]), partition.fields.family_of
+        slots = {name: abs(int(families[name].slot.array[position])) if name in families else 0 for name in expects}
+        found = {name: int(blocks.block.array[slot]) if slot else 0 for name, slot in slots.items()}
+    if found != expects:
+        raise RowChangedError(
+            f"the row is gone, or its fields {sorted(expects)} changed since they were read; read them and try again"
+        )
 
 
 def name_some(items: list[object] | list[str] | list[int]) -> str:

@@ -20,6 +20,8 @@ __all__ = [
     "CellsWritten",
     "ConsumptionReset",
     "LeaseEnded",
+    "LockEnded",
+    "LockGranted",
     "PartitionCleared",
     "PartitionCreated",
     "PartitionEnded",
@@ -108,6 +110,21 @@ class LeaseEnded(Record, frozen=True, tag=True):
     rows: list[int]
 
 
+class LockGranted(Record, frozen=True, tag=True):
+    """``client`` holds ``keys`` of the partition as lock ``number``, by its request ``request``."""
+
+    partition: str
+    keys: list[str]
+    number: int
+    client: int
+    request: int
+    seconds: float
+
+
+class LockEnded(Record, frozen=True, tag=True):
+    number: int
+
+
 class BatchAssigned(Record, frozen=True, tag=True):
     """The rows are what ``rank`` of ``task`` gets for its batch ``batch``, each time it asks."""
 
@@ -165,6 +182,8 @@ AnyRecord: TypeAlias = (
     | RowsConsumed
     | RowsLeased
     | LeaseEnded
+    | LockGranted
+    | LockEnded
     | BatchAssigned
     | ConsumptionReset
     | RowsCleared

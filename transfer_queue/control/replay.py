@@ -13,6 +13,8 @@ from transfer_queue.control.records import (
     CellsWritten,
     ConsumptionReset,
     LeaseEnded,
+    LockEnded,
+    LockGranted,
     PartitionCleared,
     PartitionCreated,
     PartitionEnded,
@@ -86,6 +88,14 @@ def _lease_ended(core: ControlCore, record: LeaseEnded) -> None:
     partition.end_lease(task, task.leases[record.lease], rows)
 
 
+def _lock_granted(core: ControlCore, record: LockGranted) -> None:
+    core.locks.restore(record.partition, record.keys, record.number, record.client, record.request, record.seconds)
+
+
+def _lock_ended(core: ControlCore, record: LockEnded) -> None:
+    core.locks.forget(record.number)
+
+
 def _batch_assigned(core: ControlCore, record: BatchAssigned) -> None:
     partition, rows = _rows(core, record)
     partition.assign(partition.task(record.task), record.rank, record.batch, rows)
@@ -134,6 +144,8 @@ _STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
     RowsConsumed: _rows_consumed,
     RowsLeased: _rows_leased,
     LeaseEnded: _lease_ended,
+    LockGranted: _lock_granted,
+    LockEnded: _lock_ended,
     BatchAssigned: _batch_assigned,
     ConsumptionReset: _consumption_reset,
     RowsCleared: _rows_cleared,

@@ -29,6 +29,7 @@ def dump(core: ControlCore) -> dict[str, Any]:
         "extents": core.space.used,
         "lost_units": sorted(core.units.lost),
         "blocks": core.blocks.dump(),
+        "locks": core.locks.dump(),
         "partitions": [_dump_partition(partition) for partition in core.partitions.values()],
     }
 
@@ -43,6 +44,7 @@ def load(core: ControlCore, state: dict[str, Any]) -> None:
         raise RequestError(f"the snapshot is of shard {state['shard']}, this controller is shard {core.space.shard}")
     core.space.used = state["extents"]
     core.units.lost.update(state["lost_units"])
+    core.locks.load(state.get("locks", {}))  # older snapshots and checkpoints have none
     core.blocks.load(state["blocks"])
     for partition_state in state["partitions"]:
         with core.log.silenced():

@@ -405,9 +405,9 @@ class Controller(Server):
     @_notices.on((ClientSession, Cancel))
     def _cancel(self, connection: Connection, session: ClientSession, body: Cancel) -> None:
         self.checkpoints.cancel(connection, body.request)
-        if session.parked.pop(body.request, None) is not None:
-            self.core.cancel(session.writer, body.request, self._loop.time())
-            self._flush()
+        session.parked.pop(body.request, None)
+        self.core.cancel(session.writer, body.request, self._loop.time())  # a lock may be granted already
+        self._flush()
 
     @_notices.on((UnitSession, UnitReport))
     def _report(self, connection: Connection, session: UnitSession, body: UnitReport) -> None:
@@ -448,7 +448,7 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
-            self.core.cancel(session.writer, None, now)
+            self.core.disconnected(session.writer, now)
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()
