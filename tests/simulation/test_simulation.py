@@ -16,6 +16,7 @@ import pytest
 
 from tests.simulation.peers import LEASING_TASK, Client, Unit
 from tests.simulation.world import World
+from transfer_queue.control.commands import Acknowledge
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.locks import Locks
 from transfer_queue.control.subscription import CONSUMED
@@ -196,13 +197,13 @@ def _leases_of_the_dead_stay(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]
 
 
 def _acknowledgements_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    real = ControlCore._acknowledge
+    real = ControlCore._handlers[Acknowledge]
 
     def silent(self: ControlCore, *arguments: Any) -> Any:
         with self.log.silenced():
             return real(self, *arguments)
 
-    monkeypatch.setattr(ControlCore, "_acknowledge", silent)
+    monkeypatch.setitem(ControlCore._handlers, Acknowledge, silent)
     return {}
 
 

@@ -46,6 +46,7 @@ def adopt(core: ControlCore, captured: dict[str, Any], *, replace: bool = False)
     if not replace:
         check_empty(core)
     moved = _moved(core, captured)
+    moved.pop("locks", None)  # a checkpoint has none; a file that has some was made by hand
     scratch = type(core)(shard=core.space.shard)
     try:
         state.load(scratch, moved)

@@ -61,7 +61,8 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
         report = folder / "report.xml"
         path = [str(library), *([str(snapshot)] if client.importable else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_USAGE_STATS_ENABLED": "0"}
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", OWN_PLUGIN, "--rootdir", name]
+        options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", OWN_PLUGIN, "--rootdir", name]
+        command = [python, "-m", "pytest", *options]  # without a client's own -x, so that every test has an outcome
         done = subprocess.run(
             [*command, f"--junitxml={report}", *tests], cwd=folder, env=environ, timeout=timeout_s, check=False
         )
