@@ -49,6 +49,8 @@ _LEFT_FREE = 1 << 30
 """Bytes of a disk that arenas leave free."""
 _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
 """Validity of the authority of a queue, which is made at each start, and of its certificates, which are renewed."""
+_BACKDATED = timedelta(days=2)
+"""How long before the present they begin, so that a wall clock that is set back refuses nobody."""
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -219,7 +221,7 @@ class LocalStack:
             ) from None
         folder, now = self.directory / "tls", datetime.now(timezone.utc)
         folder.mkdir(mode=0o700, exist_ok=True)
-        authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now, _AUTHORITY_LIFE)
+        authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now - _BACKDATED, _AUTHORITY_LIFE)
         (folder / "ca.crt").write_bytes(authority.certificate)
         self._authority = authority
         self._issue_certificates(now)
@@ -245,7 +247,12 @@ class LocalStack:
             ("client", certificates.client_names(namespace_name(self.plan.namespace))),
         ):
             pair = certificates.issue(
-                self._authority, f"transferqueue {name}", names, now, _LIFE, server=name == "server"
+                self._authority,
+                f"transferqueue {name}",
+                names,
+                now - _BACKDATED,
+                _LIFE + _BACKDATED,
+                server=name == "server",
             )
             self._certificate = pair.certificate
             fresh = self.directory / "tls" / f"{name}.new"
