@@ -85,7 +85,7 @@ CLIENT: dict[str, Arguments] = {
     "check_consumption_status": {"task_name": "t", "partition_id": "p"},
     "check_production_completed": {"partition_id": "p"},
     "check_stream_drained": {"task_name": "t", "partition_id": "p"},
-    "reset_consumption": {"partition_id": "p", "task_name": None},
+    "reset_consumption": {"partition_id": "p", "task_name": None, "idle": 0.0},
     "get_partition_list": {},
     "kv_retrieve_meta": {"keys": ["a"], "partition_id": "p", "create": False},
     "kv_retrieve_keys": {"global_indexes": [0], "partition_id": "p"},
