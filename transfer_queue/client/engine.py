@@ -156,9 +156,8 @@ class Engine:
         return [number for connection in connections if (number := connection.fileno()) >= 0]
 
     def abandon_in_child(self) -> None:
-        abandon = getattr(self._backend, "abandon_in_child", None)
-        if abandon is not None:
-            abandon()
+        if self._backend is not None:
+            self._backend.abandon_in_child()
 
     # ---------------------------------------------------------------------------------------------------------- control
 
@@ -496,8 +495,7 @@ class Engine:
         return backend
 
     def _renewed(self, backend: Backend, context: BackendContext) -> bool:
-        renew = getattr(backend, "renew", None)
-        return renew is not None and backend.name == self.backend_kind and bool(renew(context))
+        return backend.name == self.backend_kind and backend.renew(context)
 
     async def _connect(self, address: str) -> Connection:
         welcome = self._session.welcome
@@ -544,9 +542,8 @@ class Engine:
 
     def on_lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        drop = getattr(self._backend, "drop_lost", None)
-        if drop is not None:
-            drop()
+        if self._backend is not None:
+            self._backend.release_lost()
 
 
 def _release_read(reading: asyncio.Task[LoadedBatch]) -> None:

@@ -150,7 +150,7 @@ class LoadedBatch:
     @property
     def is_own(self) -> bool:
         """Whether only this read uses its memory, so that a batch may stay there."""
-        return self._fetched is not None and getattr(self._fetched, "is_own", False)
+        return self._fetched is not None and self._fetched.is_own
 
     def release(self) -> None:
         if self._fetched is not None:

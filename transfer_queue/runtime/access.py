@@ -20,8 +20,8 @@ from transfer_queue.control.directory import shard_of_writer
 from transfer_queue.control.requests import ADMINS, PRODUCERS, STORAGE, USERS, Roles, Scope
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, RequestError
 from transfer_queue.runtime.secret import NONCE_BYTES, is_proof, new_nonce, prove
-from transfer_queue.runtime.tls import Reread, Tokens, authorities, is_loopback, names_of
-from transfer_queue.storage.base import Peer, Served
+from transfer_queue.runtime.tls import ReloadingFile, Tokens, authorities, is_loopback, names_of
+from transfer_queue.storage.base import Peer, Served, ServingStore, UnitStats
 from transfer_queue.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Access:
         """Raises ConfigError."""
         path = security.policy_file
         self._tokens = None if security.tokens_file is None else Tokens(security.tokens_file)
-        self._policy = None if path is None else Reread([path], lambda: load_document(Policy, path))
+        self._policy = None if path is None else ReloadingFile([path], lambda: load_document(Policy, path))
         self._encrypted = security.tls is not None
         self._secret = security.secret
         if path is not None and self._secret is not None:
@@ -263,7 +263,7 @@ class Tickets:
             )
 
 
-class GuardedStore:
+class GuardedStore(ServingStore):
     """A store whose clients reach only blocks of partitions they may use. It takes the place of the store it guards.
 
     A block is tagged with the partition that its writer named; the tags go with the blocks, and a store that keeps
@@ -271,37 +271,60 @@ class GuardedStore:
     and fill blocks over their connection only.
     """
 
-    def __init__(self, store: Any, connected: Callable[[int], bool], shards: int = 1) -> None:
+    def __init__(self, store: ServingStore, connected: Callable[[int], bool], shards: int = 1) -> None:
         """``connected``: is this unit registered with that one of ``shards`` controllers?"""
         self._store = store
-        self._registered = connected
-        self._scopes: dict[int, str] = dict(getattr(store, "scopes", {}))
+        self._connected = connected
+        self._scopes: dict[int, str] = store.scopes
         self._principals: dict[Peer, Principal] = {}
         self._shards = shards
         self.tickets: dict[int, Tickets] = {}
         """By shard."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    @property
+    def incarnation(self) -> str | None:
+        return self._store.incarnation
+
+    @property
+    def scopes(self) -> dict[int, str]:
+        return self._scopes
+
+    def attributes(self) -> dict[str, Any]:
+        return self._store.attributes()
+
+    def registered(self, unit: int, run: str) -> None:
+        self._store.registered(unit, run)
+
+    async def inventory(self) -> list[int]:
+        return await self._store.inventory()
+
+    def stats(self) -> UnitStats:
+        return self._store.stats()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    def connected(self, peer: Peer) -> dict[str, Any]:
+        """Clients are admitted by `connected_as`."""
+        raise RequestError("a storage unit with a policy admits only clients that it knows")
 
     def admit(self, hello: wire.Hello, principal: Principal) -> None:
         """Raises NotAuthorizedError; ConnectionLostError while the controller is away."""
         shard = shard_of_writer(hello.writer, self._shards)
         tickets = self.tickets.get(shard)
-        if tickets is None or (hello.ticket and not self._registered(shard)):
+        if tickets is None or (hello.ticket and not self._connected(shard)):
             raise ConnectionLostError("this storage unit is not registered with its controller; try again")
         tickets.check(hello, principal)
 
     def connected_as(self, peer: Peer, principal: Principal) -> dict[str, Any]:
-        """See ``ClientServing.connected``."""
+        """See ``ServingStore.connected``."""
         self._principals[peer] = principal
-        attributes: dict[str, Any] = self._store.connected(peer)
+        attributes = self._store.connected(peer)
         return attributes if principal.sees_all_memory else {}
 
     def disconnected(self, peer: Peer) -> list[int]:
         del self._principals[peer]
-        orphans: list[int] = self._store.disconnected(peer)
-        return orphans
+        return self._store.disconnected(peer)
 
     async def free(self, blocks: Sequence[int]) -> None:
         for number in blocks:
@@ -310,8 +333,7 @@ class GuardedStore:
 
     def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
         self._check(self._principals[peer], message)
-        target: memoryview | None = self._store.receive_buffer(peer, message, nbytes)
-        return target
+        return self._store.receive_buffer(peer, message, nbytes)
 
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort):
@@ -322,7 +344,7 @@ class GuardedStore:
             self._scopes.pop(message.block, None)
         self._store.notice(peer, message)
 
-    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Any:
+    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         self._check(self._principals[peer], message)
         if not isinstance(message, wire.Put | wire.Alloc) or message.block in self._scopes:
             return self._store.serve(peer, message, payload)

@@ -55,7 +55,7 @@ from transfer_queue.runtime.recovery import Keeping
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
-from transfer_queue.runtime.tls import Reread
+from transfer_queue.runtime.tls import ReloadingFile
 from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.runtime.why import explain_timeout
@@ -576,7 +576,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
         )
     controller = Controller(config, core, asyncio.get_running_loop())
     if path is not None:
-        controller.newest = Reread([path], lambda: load_document(ControllerConfig, path)).get
+        controller.newest = ReloadingFile([path], lambda: load_document(ControllerConfig, path)).get
     pages = make_pages(controller)
     status = StatusServer(
         controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost

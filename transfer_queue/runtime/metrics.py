@@ -21,9 +21,9 @@ from transfer_queue.control.queries import count_rows, subscriptions_of
 from transfer_queue.runtime.counters import RequestCounters
 
 if TYPE_CHECKING:
+    from transfer_queue.runtime.block_server import BlockServer
     from transfer_queue.runtime.controller import Controller
     from transfer_queue.runtime.server import Server
-    from transfer_queue.runtime.storage_unit import BlockServer
     from transfer_queue.wire.messages import UnitStats
 
 __all__ = ["CATALOG", "MOST_PARTITIONS", "MOST_TASKS", "MetricInfo", "controller_registry", "unit_registry"]

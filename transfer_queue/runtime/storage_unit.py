@@ -11,8 +11,7 @@ import logging
 import random
 import secrets
 import sys
-from collections.abc import Callable, Coroutine
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -22,16 +21,15 @@ from transfer_queue.config.processes import StorageUnitConfig
 from transfer_queue.control.directory import Shard, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
+from transfer_queue.runtime.block_server import BlockServer
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.counters import UnitCounters
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.memory import arena_bytes
 from transfer_queue.runtime.metrics import unit_registry
 from transfer_queue.runtime.process import announce_ready, run_process
-from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
-from transfer_queue.storage.base import ClientServing, Served, StoreContext, UnitStore
+from transfer_queue.storage.base import ServingStore, StoreContext, UnitStore
 from transfer_queue.storage.registry import open_store
 from transfer_queue.wire.messages import (
     ControllerReply,
@@ -42,110 +40,17 @@ from transfer_queue.wire.messages import (
     Join,
     ReportOrphans,
     UnitReport,
-    UnitRequest,
-    Welcome,
 )
 
-__all__ = ["BlockServer", "ControllerLink", "ControllerLinks", "main"]
+__all__ = ["ControllerLink", "ControllerLinks", "main"]
 
 log = logging.getLogger(__name__)
 
-_CLIENTS = msgspec.msgpack.Decoder(Envelope[UnitRequest])
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _JOIN_TIMEOUT_S = 30.0
 _RETRY_S = (0.1, 0.5)
 _LISTED = 1 << 20
 """Blocks in one message, so that it stays within what a controller takes."""
-
-
-class _ClientPeer:
-    """A client's connection as the store sees it."""
-
-    def __init__(self, hello: Hello) -> None:
-        self.client_id = hello.client_id
-        self.writer = hello.writer
-
-
-class BlockServer(Server):
-    """Passes clients' requests to a store that serves them."""
-
-    def __init__(self, store: ClientServing, keepalive: Keepalive, links: ControllerLinks) -> None:
-        super().__init__(_CLIENTS, keepalive)
-        self._store = store
-        self._links = links
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.counters = UnitCounters()
-
-    def welcome(self, connection: Connection, hello: Hello) -> Welcome:
-        peer = _ClientPeer(hello)
-        if isinstance(self._store, GuardedStore):
-            assert connection.principal is not None
-            self._store.admit(hello, connection.principal)
-            attributes = self._store.connected_as(peer, connection.principal)
-        else:
-            attributes = self._store.connected(peer)
-        connection.context = peer
-        return Welcome("unit", attributes=attributes)
-
-    def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
-        started = perf_counter()
-        try:
-            answer = self._store.serve(connection.context, body, payload)
-        except TransferQueueError as error:
-            self._fail(connection, request, body, started, error)
-        except MemoryError:
-            raise  # ends the process
-        except Exception as error:  # boundary of a request: the caller gets it, the unit goes on
-            log.exception("request %s failed", type(body).__name__)
-            failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")
-            self._fail(connection, request, body, started, failure)
-        else:
-            if isinstance(answer, Served):
-                self._reply(connection, request, body, started, answer)
-            else:
-                task = asyncio.get_running_loop().create_task(
-                    self._serve_later(connection, request, body, started, answer)
-                )
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    async def _serve_later(
-        self, connection: Connection, request: int, body: Any, started: float, work: Coroutine[Any, Any, Served]
-    ) -> None:
-        try:
-            answer = await work
-        except TransferQueueError as error:
-            self._fail(connection, request, body, started, error)
-        except MemoryError:
-            raise
-        except Exception as error:  # boundary of a request
-            log.exception("request failed")
-            failure = RequestError(f"{type(error).__name__} in the storage unit: {error}")
-            self._fail(connection, request, body, started, failure)
-        else:
-            self._reply(connection, request, body, started, answer)
-
-    def _reply(self, connection: Connection, request: int, body: Any, started: float, answer: Served) -> None:
-        connection.reply(request, answer.reply, answer.payload, answer.sent)
-        self.counters.served(body, perf_counter() - started, answer.payload)
-
-    def _fail(self, connection: Connection, request: int, body: Any, started: float, error: Exception) -> None:
-        connection.fail(request, error)
-        self.counters.requests.count(type(body), perf_counter() - started, True)
-
-    def notice(self, connection: Connection, body: Any) -> None:
-        self._store.notice(connection.context, body)
-
-    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
-        if connection.context is None:
-            raise RequestError("a connection begins with Hello")
-        self.counters.received(body, nbytes)
-        return self._store.receive_buffer(connection.context, body, nbytes)
-
-    def gone(self, connection: Connection) -> None:
-        orphans = self._store.disconnected(connection.context)
-        if orphans:
-            self._links.report_orphans(orphans)
 
 
 class ControllerLink:
@@ -176,7 +81,7 @@ class ControllerLink:
         self._store = store
         self._keepalive = keepalive
         self._credentials = Credentials(config.security)
-        self._incarnation = getattr(store, "incarnation", None) or secrets.token_hex(8)
+        self._incarnation = store.incarnation or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._unreported: list[int] = []
@@ -212,7 +117,7 @@ class ControllerLink:
 
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
-        self._incarnation = getattr(self._store, "incarnation", None) or secrets.token_hex(8)
+        self._incarnation = self._store.incarnation or secrets.token_hex(8)
         self.tell_again()
 
     def tell_again(self) -> None:
@@ -360,14 +265,14 @@ class ControllerLinks:
 
     @property
     def connected(self) -> bool:
-        """Is any controller there?"""
+        """Return whether any controller is connected."""
         return any(link.connected for link in self._links)
 
     def connected_to(self, shard: int) -> bool:
         return self._links[shard].connected
 
     def missing(self) -> str:
-        """What readiness waits for; empty when ready."""
+        """Return what readiness waits for; empty when ready."""
         if self.connected:
             return ""
         return "not registered with " + ("the controller" if len(self._links) == 1 else "any controller")
@@ -385,7 +290,7 @@ class ControllerLinks:
             link.tell_again()
 
     async def run(self, address: str, registered: asyncio.Event) -> None:
-        """As `ControllerLink.run`, with all controllers at once; clients reach this unit at ``address``."""
+        """Stay registered with all controllers, see `ControllerLink.run`; clients reach this unit at ``address``."""
 
         async def all_registered(first: list[asyncio.Event]) -> None:
             for event in first:
@@ -424,16 +329,14 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
     )
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)
     store = await open_store(config.backend.kind, context)
-    if config.security.policy_file is not None:
-        store = cast(
-            "UnitStore", GuardedStore(store, lambda shard: links.connected_to(shard), max(1, len(config.shards)))
-        )
+    if config.security.policy_file is not None and isinstance(store, ServingStore):
+        store = GuardedStore(store, lambda shard: links.connected_to(shard), max(1, len(config.shards)))
     try:
         links = ControllerLinks(config, store, keepalive)
     except ConfigError:
         await store.close()
         raise
-    server = BlockServer(cast("ClientServing", store), keepalive, links) if hasattr(store, "serve") else None
+    server = BlockServer(store, keepalive, links.report_orphans) if isinstance(store, ServingStore) else None
     status = StatusServer(
         unit_registry(config.name, store.stats, lambda: links.connected, server),
         links.missing,

@@ -26,7 +26,7 @@ from transfer_queue.wire.messages import Challenge, Hello, Welcome
 __all__ = [
     "HANDSHAKE_S",
     "Credentials",
-    "Reread",
+    "ReloadingFile",
     "Tokens",
     "authorities",
     "explain_loss",
@@ -45,8 +45,8 @@ _ANY = Target()
 T = TypeVar("T")
 
 
-class Reread(Generic[T]):
-    """What ``read`` makes of files, made anew when one of them changed."""
+class ReloadingFile(Generic[T]):
+    """The result of reading some files, read again when one of them changed."""
 
     def __init__(self, paths: list[str], read: Callable[[], T]) -> None:
         """Raises ConfigError if it cannot be read now."""
@@ -91,8 +91,8 @@ class Credentials:
         self._secret = security.secret
         self.server_name = None if tls is None else tls.server_name
         """The name that a server's certificate must have; None: the host that is connected to."""
-        self._context = None if tls is None else Reread(_paths(tls), lambda: _client_context(tls))
-        self._token = None if token_file is None else Reread([token_file], lambda: _read_token(token_file))
+        self._context = None if tls is None else ReloadingFile(_paths(tls), lambda: _client_context(tls))
+        self._token = None if token_file is None else ReloadingFile([token_file], lambda: _read_token(token_file))
         self._warned = False
 
     def context(self) -> ssl.SSLContext | None:
@@ -110,7 +110,7 @@ class Credentials:
 
     @property
     def know_servers(self) -> bool:
-        """Whether servers prove their identity, by a certificate or by the secret."""
+        """Return whether servers prove their identity, by a certificate or by the secret."""
         return self._context is not None or self._secret is not None
 
     def introduce(self, hello: Hello, address: str) -> Hello:
@@ -154,7 +154,7 @@ class Tokens:
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""
-        self._digests = Reread([path], lambda: _read_tokens(path))
+        self._digests = ReloadingFile([path], lambda: _read_tokens(path))
 
     def current(self) -> dict[str, bytes]:
         """Name -> digest."""
@@ -170,10 +170,10 @@ class Tokens:
         return found
 
 
-def authorities(tls: TlsFiles) -> Reread[frozenset[bytes]]:
+def authorities(tls: TlsFiles) -> ReloadingFile[frozenset[bytes]]:
     """The certificates of ``tls.ca``, DER, as they are now. Raises ConfigError."""
     alone = tls.model_copy(update={"certificate": None, "key": None})
-    return Reread([tls.ca], lambda: frozenset(_client_context(alone).get_ca_certs(binary_form=True)))
+    return ReloadingFile([tls.ca], lambda: frozenset(_client_context(alone).get_ca_certs(binary_form=True)))
 
 
 def listen_context(security: ServerSecurity) -> ssl.SSLContext | None:
@@ -188,7 +188,7 @@ def listen_context(security: ServerSecurity) -> ssl.SSLContext | None:
     if tls.certificate is None or tls.key is None:
         raise ConfigError("security.tls: a server needs certificate and key")
     context = _server_context(security)
-    newest = Reread(_paths(tls), lambda: _server_context(security))
+    newest = ReloadingFile(_paths(tls), lambda: _server_context(security))
 
     def renew(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, of: ssl.SSLContext) -> None:
         connection.context = newest.get()

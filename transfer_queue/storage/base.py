@@ -1,4 +1,4 @@
-"""What a storage backend is: a client side that moves blocks, and a unit side that owns and frees them.
+"""The base classes of a storage backend: a client side that moves blocks, and a unit side that owns and frees them.
 
 A backend never knows rows, keys or partitions. It stores *blocks*: immutable bytes under a 63-bit block id that is
 never reused, on a storage unit that the client chose. The controller decides when a block is dead and tells the unit.
@@ -11,6 +11,7 @@ The two sides live in different processes:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -29,11 +30,11 @@ __all__ = [
     "Buffer",
     "Capabilities",
     "Channel",
-    "ClientServing",
     "Fetched",
     "FetchedBlock",
     "Peer",
     "Served",
+    "ServingStore",
     "StoreContext",
     "UnitInfo",
     "UnitStats",
@@ -46,19 +47,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the client may rely on. The defaults describe the least capable backend."""
+    """The properties of a backend that clients rely on. The defaults describe the least capable backend."""
 
     tracks_writers: bool = False
     """The unit notices by itself that the writer of an uncommitted block is gone. Without this the client announces
     every block to the controller before it stores it, and the controller frees what was never committed."""
-    shared_memory: bool = False
-    """``Fetched`` views may alias memory of the unit, valid until ``release``."""
     max_block_bytes: int | None = None
     """Larger puts are split by rows."""
-    zero_copy: bool = False
-    """Bytes go between the columns of a batch and storage in one copy, without being joined or serialized between."""
-    gpu_direct: bool = False
-    """Columns may lie in device memory. Without it they are brought to the host before ``put``."""
     upsert: bool = False
     """A second ``put`` of one block id takes the place of the first. Without it the second is refused or ignored; block
     ids are never reused, so that this matters for repeated requests only."""
@@ -90,26 +85,27 @@ class FetchedBlock(NamedTuple):
     rows: Rows
 
 
-class Fetched(Protocol):
+class Fetched(ABC):
     """Blocks that were read, in the order of the reads."""
 
-    @property
-    def blocks(self) -> list[FetchedBlock]:
-        """May be emptied by the reader, so that what is made of the views is all that keeps them."""
+    is_own = False
+    """The memory belongs to this reader alone and may stay in use: a batch consists of writable views of it, and
+    ``release`` comes with the last of them."""
+    blocks: list[FetchedBlock]
+    """May be emptied by the reader, so that what is made of the views is all that keeps them."""
 
+    @abstractmethod
     def release(self) -> None:
         """Give back leases and buffers; the views are invalid afterwards. Idempotent; safe from any thread."""
 
-    # ``is_own: bool``, where it is there and true, says that the memory is this reader's alone and may stay in use: a
-    # batch is then made of views of it, writable like any, and ``release`` comes with the last of them.
 
-
-class Backend(Protocol):
+class Backend(ABC):
     """Client side of a backend. Methods run on the I/O loop and may be called concurrently."""
 
     name: str
     capabilities: Capabilities
 
+    @abstractmethod
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         """Store ``block`` on ``unit`` and return its size in storage (bytes), once the unit acknowledged it.
 
@@ -117,6 +113,7 @@ class Backend(Protocol):
         Raises CapacityError, ConnectionLostError.
         """
 
+    @abstractmethod
     async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> Fetched:
         """Read blocks, possibly from many units at once.
 
@@ -124,14 +121,23 @@ class Backend(Protocol):
         WaitTimeoutError.
         """
 
+    @abstractmethod
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
         """Drop a block whose commit failed. If the unit cannot be reached, it goes with its writer."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Give up connections and buffers. Idempotent."""
 
-    # A backend that outlives its client's session also has ``renew(context) -> bool``: called in a new session, with
-    # the context of that; False if it cannot go on, and then it is closed and another one opened.
+    def renew(self, context: BackendContext) -> bool:
+        """Continue in a new session of the client. False: close this backend and open another one."""
+        return False
+
+    def release_lost(self) -> None:  # noqa: B027 (the default does nothing)
+        """Release what belongs to units whose connection ended. Called after a connection to a unit was lost."""
+
+    def abandon_in_child(self) -> None:  # noqa: B027 (the default does nothing)
+        """Release what the parent process holds, without a word to the units. Called in a forked child."""
 
 
 class Channel(Protocol):
@@ -169,7 +175,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class BackendContext:
-    """What the client gives its backend."""
+    """The services and settings that a client gives its backend."""
 
     client_id: str
     writer: int
@@ -190,7 +196,7 @@ class BackendContext:
 
 @dataclass(frozen=True)
 class StoreContext:
-    """What a storage unit process gives its store."""
+    """The services and settings that a storage unit process gives its store."""
 
     name: str
     capacity: int
@@ -205,31 +211,41 @@ class StoreContext:
     """To be called on the loop when everything the store held is gone though this process lives on. The unit then
     registers under a new number, and the rows of the old one are reported lost."""
     in_doubt: Callable[[], None] = field(default=lambda: None)
-    """To be called on the loop when some of what the store held may be gone, or may be there again. The unit then tells
-    anew what it holds, and rows are reported lost as far as their blocks are missing."""
+    """To be called on the loop when some of what the store held may be gone, or may be there again. The unit then
+    registers again with its inventory, and rows whose blocks are missing are reported lost."""
 
 
-class UnitStore(Protocol):
+class UnitStore(ABC):
     """Unit side of a backend. Methods run on the unit's loop; none may block it."""
 
-    # A store that outlives its process also has ``incarnation: str``, an identity that changes when what it held is
-    # lost. A unit that registers with the name and incarnation of an earlier one takes over its rows, as far as its
-    # inventory goes. If it keeps blocks that were tagged with partitions, it has ``scopes: dict[int, str]`` as well.
+    @property
+    def incarnation(self) -> str | None:
+        """Identity of what the store holds, if that outlives the process; it changes when the content is lost.
 
+        A unit that registers with the name and the incarnation of an earlier one takes over its rows, as far as its
+        inventory goes.
+        """
+        return None
+
+    @abstractmethod
     def attributes(self) -> dict[str, Any]:
-        """What clients need to reach this unit; plain msgpack values. Asked at each registration."""
+        """Return what clients need to reach this unit; plain msgpack values. Asked at each registration."""
 
-    def registered(self, unit: int, run: str) -> None:
+    def registered(self, unit: int, run: str) -> None:  # noqa: B027 (the default does nothing)
         """The controller gave this unit its number. Called again after each reconnect, maybe with a new run."""
 
+    @abstractmethod
     async def free(self, blocks: Sequence[int]) -> None:
         """Drop blocks; unknown ids are ignored. The memory of blocks under lease is recycled later."""
 
+    @abstractmethod
     async def inventory(self) -> list[int]:
         """Ids of all blocks held."""
 
+    @abstractmethod
     def stats(self) -> UnitStats: ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Give back memory, files and segments. Idempotent."""
 
@@ -253,19 +269,32 @@ class Served(NamedTuple):
     sent: Callable[[], None] | None = None
 
 
-class ClientServing(Protocol):
-    """What a UnitStore additionally has if clients send requests to the unit's own server."""
+class ServingStore(UnitStore):
+    """A store whose clients send requests to the unit's own server."""
 
+    @property
+    def scopes(self) -> dict[int, str]:
+        """Block -> partition of the blocks that earlier processes of this unit tagged and that are still held."""
+        return {}
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+    @abstractmethod
     def connected(self, peer: Peer) -> dict[str, Any]:
         """A client shook hands; the result is added to the attributes in its Welcome."""
 
+    @abstractmethod
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         """Answer one request, at once or by a coroutine. Raises TransferQueueErrors."""
 
+    @abstractmethod
     def notice(self, peer: Peer, message: Any) -> None: ...
 
+    @abstractmethod
     def receive_buffer(self, peer: Peer, message: Any, nbytes: int) -> memoryview | None:
-        """Where a request's payload shall be received; None: a fresh buffer. Raises to refuse it."""
+        """Return the buffer for a request's payload; None: a fresh one. Raises to refuse it."""
 
+    @abstractmethod
     def disconnected(self, peer: Peer) -> list[int]:
         """A client is gone. Returns blocks that may lack a commit; the unknown ones come back in ``free``."""

@@ -85,7 +85,7 @@ async def open_store(kind: str, context: StoreContext) -> UnitStore:
 
 
 def backend_servers(kind: str, directory: Path) -> AbstractContextManager[dict[str, Any]]:
-    """What backend ``kind`` needs besides its units, running on this host for the time of a ``with`` block; gives the
+    """Run what backend ``kind`` needs besides its units on this host for the time of a ``with`` block; gives the
     settings. Raises ConfigError for an unknown name."""
     module = _side(kind, "TESTING")
     servers = getattr(module, "servers", None)

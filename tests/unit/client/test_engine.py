@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -17,7 +17,8 @@ from transfer_queue.control.commands import Commit, Committed
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.sessions import ClientSession
-from transfer_queue.storage.base import Capabilities, UnitInfo
+from transfer_queue.storage import base
+from transfer_queue.storage.base import BlockRead, Capabilities, Fetched, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
 from transfer_queue.wire.messages import Hello, Welcome
 
@@ -48,7 +49,7 @@ class Controller:
         self.lost += 1
 
 
-class Backend:
+class Backend(base.Backend):
     name = "test"
     capabilities = Capabilities(tracks_writers=True)
 
@@ -60,6 +61,9 @@ class Backend:
     async def put(self, block: Any, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         self.stored.add(block_id)
         return int(block.nbytes)
+
+    async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> Fetched:
+        raise NotImplementedError
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
         self.stored.discard(block_id)

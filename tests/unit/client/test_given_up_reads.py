@@ -21,9 +21,10 @@ from transfer_queue.control.commands import Lookup
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.metadata import BatchMeta, describe_fields
+from transfer_queue.storage import base
 
 
-class Fetched:
+class Fetched(base.Fetched):
     """Memory that ``released`` tells the release of."""
 
     def __init__(self, nbytes: int = 0) -> None:

@@ -18,7 +18,7 @@ from transfer_queue.errors import ConfigError, ConnectionLostError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.storage_unit import ControllerLink, serve
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
-from transfer_queue.storage.base import UnitStats
+from transfer_queue.storage.base import UnitStats, UnitStore
 from transfer_queue.wire.messages import (
     FreeBlocks,
     Hello,
@@ -68,7 +68,7 @@ class Controller:
     def receive_buffer(self, *_: Any) -> None: ...
 
 
-class Store:
+class Store(UnitStore):
     """Fails to free blocks the first times."""
 
     def __init__(self, failures: int = 0, blocks: bool = False) -> None:
@@ -81,8 +81,6 @@ class Store:
 
     def attributes(self) -> dict[str, Any]:
         return {}
-
-    def registered(self, unit: int, run: str) -> None: ...
 
     async def inventory(self) -> list[int]:
         return []

@@ -16,8 +16,8 @@ import pytest
 
 from tests.waiting import until
 from transfer_queue.errors import CapacityError, ConnectionLostError, RequestError
+from transfer_queue.runtime.block_server import BlockServer
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
-from transfer_queue.runtime.storage_unit import BlockServer
 from transfer_queue.storage.base import BackendContext, BlockRead, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
 from transfer_queue.storage.ledger import Ledger
@@ -77,13 +77,12 @@ class Unit(NamedTuple):
 async def unit_of(folder: Path) -> AsyncIterator[Unit]:
     store = await open_store(StoreContext("u", CAPACITY, {"prefault": False}, str(folder)))
     client = Client()
-    server = BlockServer(store, Keepalive(60.0, 60.0), cast(Any, None))
+    server = BlockServer(store, Keepalive(60.0, 60.0), lambda blocks: None)
     await server.listen("127.0.0.1", 0, None)
     backend = MemoryBackend(BackendContext("c", BLOCK >> 32, "r", {}, client.connect, run_here))
     try:
         yield Unit(store, backend, UnitInfo(1, "u", server.address, CAPACITY), client)
     finally:
-        server._links = cast(Any, type("Links", (), {"report_orphans": lambda self, blocks: None})())
         await backend.close()
         await server.close()
         await store.close()

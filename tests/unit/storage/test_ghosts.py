@@ -15,7 +15,7 @@ from transfer_queue.storage.base import StoreContext
 from transfer_queue.storage.memory import unit
 from transfer_queue.storage.memory.arena import ArenaFile
 from transfer_queue.storage.memory.liveness import drop_lock, take_lock
-from transfer_queue.storage.memory.spill import SpillFile, SpillingStore
+from transfer_queue.storage.memory.spill import Spill, SpillFile
 from transfer_queue.wire import messages as wire
 
 KIB = 1 << 10
@@ -32,7 +32,7 @@ async def test_a_block_that_is_filled_while_its_writer_leaves_goes_with_the_writ
 ) -> None:
     arena = ArenaFile(1 << 20, str(tmp_path / "arena"))
     context = StoreContext(name="u", capacity=1 << 20, settings={}, directory=str(tmp_path))
-    store = SpillingStore(context, arena, SpillFile(tmp_path), 1)
+    store = unit.MemoryStore(context, arena, spill=Spill(SpillFile(tmp_path), 1, print))
     leaving, other = Peer("leaving", 1), Peer("other", 2)
     lock = store.connected(leaving)["lock"]
     store.connected(other)
@@ -45,8 +45,8 @@ async def test_a_block_that_is_filled_while_its_writer_leaves_goes_with_the_writ
     number, size = 1 << 32 | 1, 200 * KIB
     store.serve(leaving, wire.Alloc(number, size, 0.0, "", pieces=True), None)
     store.receive_buffer(leaving, wire.Fill(number), size)
-    copying, scatter = threading.Event(), unit._scatter
-    monkeypatch.setattr(unit, "_scatter", lambda *given: copying.wait() and scatter(*given))
+    copying, scatter = threading.Event(), unit.scatter
+    monkeypatch.setattr(unit, "scatter", lambda *given: copying.wait() and scatter(*given))
     answer = store.serve(leaving, wire.Fill(number), memoryview(bytes(size)))
     assert asyncio.iscoroutine(answer)
     filling = asyncio.create_task(answer)

@@ -27,7 +27,16 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.metadata import BatchMeta, describe_fields
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Channel,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Read, ReadPart, Sweep
 
 __all__ = ["RegisteredBackend", "open_backend"]
@@ -56,7 +65,7 @@ _encode_note = msgspec.msgpack.Encoder().encode
 _decode_note = msgspec.msgpack.Decoder(_Note).decode
 
 
-class _Fetched:
+class _Fetched(Fetched):
     """Values that the manager gave; the views keep them."""
 
     def __init__(self, blocks: list[FetchedBlock]) -> None:
@@ -186,7 +195,7 @@ def _named(what: str) -> Iterator[None]:
         raise RequestError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-class RegisteredBackend:
+class RegisteredBackend(Backend):
     """See ``storage.base.Backend``."""
 
     name = "registered"

@@ -19,7 +19,7 @@ CAPACITY = 64 << 20
 """Bytes of each storage unit."""
 _START_S = 120.0
 _TIMING = Timing(heartbeat=0.5, peer_timeout=60.0, reconnect_grace=30.0)
-"""Patient: on a machine with other work, nobody who is slow shall be taken for dead."""
+"""Long timeouts: on a busy machine, a slow process must not be declared dead."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -67,7 +67,7 @@ class ArenaFile:
         """Bytes of the file."""
         self._keep = keep
         self.is_new = False
-        """Whether there was no complete arena."""
+        """True if there was no complete arena."""
         self.descriptor = self._open() if keep else -1
         """Descriptor of the file, with the unit's lock."""
         if self.descriptor < 0:

@@ -14,7 +14,16 @@ import numpy as np
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Channel,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 from transfer_queue.storage.memory.arena import attach_arena, populate
 from transfer_queue.storage.memory.liveness import take_lock
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
@@ -99,7 +108,7 @@ class _Link:
         return self.mapping is None or self.mapping.close()
 
 
-class _Fetched:
+class _Fetched(Fetched):
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
         self.blocks: list[FetchedBlock] = [None] * count  # type: ignore[list-item]
         self.is_own = True
@@ -121,11 +130,11 @@ def _release(leases: list[tuple[Channel, int]]) -> None:
         channel.send(Release(lease))
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """See ``storage.base.Backend``."""
 
     name = "simple"
-    capabilities = Capabilities(tracks_writers=True, shared_memory=True, zero_copy=True, reports_capacity=True)
+    capabilities = Capabilities(tracks_writers=True, reports_capacity=True)
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
@@ -238,7 +247,7 @@ class MemoryBackend:
             if link.mapping is not None:
                 link.mapping.unlock()
 
-    def drop_lost(self) -> None:
+    def release_lost(self) -> None:
         """Let go of the memory of units that went away: they recycle nothing that somebody may still touch."""
         lost = [number for number, link in self._links.items() if link.channel.closed]
         links = [*self._closing, *(self._links.pop(number) for number in lost)]

@@ -42,7 +42,7 @@ class ExtentsStats:
 class Extents:
     """Extents of ``capacity`` bytes from offset ``start`` on, each a multiple of ``align`` long.
 
-    An extent freed while under lease stays in use until the last of its leases is released: whoever reads it in place
+    An extent freed while under lease stays in use until the last of its leases is released: a reader of it in place
     is safe from its being recycled. Raises InvalidInputError for sizes below one ``align`` or an ``align`` that is not
     a power of two.
     """
@@ -184,7 +184,7 @@ class Extents:
         return lease
 
     def is_leased(self, offset: int) -> bool:
-        """Whether the extent at ``offset`` is under lease now."""
+        """Return whether the extent at ``offset`` is under lease now."""
         return offset in self._leased
 
     def release(self, lease: int) -> int:

@@ -8,7 +8,7 @@
     or        4 u8, scope u24, bytes of its name u32, place in it u32, 16 bytes of it, CRC-32 of these u32    (32 bytes)
 
 All little-endian. A scope is the partition that a block belongs to, where storage units keep tenants apart; else it is
-0. A record that a crash cut short is of something that nobody was told. The log is written anew at each start and
+0. A record that a crash cut short was never acknowledged. The log is rewritten at each start and
 whenever most of it is history.
 """
 
@@ -38,7 +38,7 @@ RECORD_BYTES: Final = _RECORD.size + _CRC.size
 _ALLOCATED, _SEALED, _DROPPED, _SCOPE, _IN_PIECES = 1, 2, 3, 4, 5
 _PIECE: Final = 16
 _HISTORY: Final = 4096
-"""Records that may be out of date before writing the log anew is considered."""
+"""Number of outdated records from which on the log is rewritten."""
 
 
 Pieces = tuple[tuple[int, int], ...]
@@ -48,7 +48,7 @@ Pieces = tuple[tuple[int, int], ...]
 class Place(NamedTuple):
     pieces: Pieces
     sealed: bool
-    """Whether the block was acknowledged; else somebody may have been writing it."""
+    """True if the block was acknowledged; else somebody may have been writing it."""
     scope: str = ""
 
     @property
@@ -225,7 +225,7 @@ class BlockIndex:
             os.fdatasync(file)
         except OSError:
             if file == self._file:
-                raise  # else the log was written anew meanwhile, and is on the disk
+                raise  # else the log was rewritten meanwhile, and is on the disk
 
     def close(self) -> None:
         """Idempotent."""

@@ -8,26 +8,22 @@ The file has no name, so that it is gone with the process, however that ends.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
 from transfer_queue.config.document import Bytes, Document, validate_document
 from transfer_queue.config.processes import SMALLEST_CAPACITY
-from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
-from transfer_queue.storage.base import Peer, Served, StoreContext
-from transfer_queue.storage.memory.arena import ArenaFile
+from transfer_queue.errors import StartError, StorageKeyNotFoundError
+from transfer_queue.storage.base import StoreContext
 from transfer_queue.storage.memory.extents import Extents
 from transfer_queue.storage.memory.index import Pieces
-from transfer_queue.storage.memory.unit import MemoryStore, _Block
-from transfer_queue.wire import messages as wire
 
-__all__ = ["SpillFile", "SpillSettings", "SpillingStore", "with_spill"]
+__all__ = ["Spill", "SpillFile", "SpillSettings", "open_spill"]
 
 _FILE_BYTES = 1 << 50
 """Offsets in the file; the disk is the limit."""
@@ -113,145 +109,109 @@ class SpillFile:
         self._file.close()
 
 
-class SpillingStore(MemoryStore):
-    """A MemoryStore whose arena is the first place for blocks, and a file the second."""
+class Spill:
+    """The blocks of a store that are in a `SpillFile`, and those that may move there.
 
-    def __init__(self, context: StoreContext, file: ArenaFile, spill: SpillFile, threshold: int) -> None:
-        super().__init__(context, file)
-        self._spill = spill
+    Args:
+        file: Where blocks move to.
+        threshold: Smaller blocks stay in memory; bytes.
+        log: Gets each new problem.
+    """
+
+    def __init__(self, file: SpillFile, threshold: int, log: Callable[[str], None]) -> None:
+        self._file = file
         self._threshold = threshold
-        self._movable: dict[int, None] = {}
+        self._log = log
+        self._candidates: dict[int, None] = {}
         """Blocks in the arena that are long enough, the youngest last."""
-        self._moved: dict[int, _Place] = {}
-        self._moving = asyncio.Lock()
-        self._problem = ""
+        self._places: dict[int, _Place] = {}
+        self.moving = asyncio.Lock()
+        """Held while a block moves."""
+        self.problem = ""
+        """Why the latest block could not move."""
 
-    async def close(self) -> None:
-        async with self._moving:  # the arena is not unmapped under a write
-            await super().close()
-            self._spill.close()
+    def close(self) -> None:
+        self._file.close()
 
-    # ---------------------------------------------------------------------------------------------------------- writing
+    @property
+    def blocks(self) -> int:
+        """Number of blocks in the file."""
+        return len(self._places)
 
-    def _add(self, peer: Peer, number: int, pieces: Pieces, nbytes: int) -> _Block:
-        block = super()._add(peer, number, pieces, nbytes)
+    def added(self, block: int, nbytes: int) -> None:
+        """The arena has a new block."""
         if nbytes >= self._threshold:
-            self._movable[number] = None
-        return block
+            self._candidates[block] = None
 
-    def _give_back(self, number: int, block: _Block) -> None:
-        self._movable.pop(number, None)
-        place = self._moved.pop(number, None)
+    def candidate(self, may_move: Callable[[int], bool]) -> int | None:
+        """Return the youngest block in the arena that may move."""
+        return next((block for block in reversed(self._candidates) if may_move(block)), None)
+
+    def has_any(self, blocks: Iterable[int]) -> bool:
+        """Return whether one of the blocks is in the file."""
+        return not self._places.keys().isdisjoint(blocks)
+
+    def has(self, block: int) -> bool:
+        """Return whether the block is in the file."""
+        return block in self._places
+
+    async def write(self, block: int, data: memoryview, is_held: Callable[[], bool]) -> bool:
+        """Copy a block into the file. ``is_held``: whether the store still holds the block after that.
+
+        Returns False if there is no room: ``problem`` has the reason.
+        """
+        place = self._file.reserve(len(data))
         if place is None:
-            super()._give_back(number, block)
-        else:
-            self._spill.free(place)
-
-    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
-        while nbytes <= self._extents.capacity:
-            pieces = self._allocate(nbytes, in_pieces)
-            if pieces is not None:
-                return pieces
-            if not await self._move_one():
-                break
+            self._report(f"ssdOffload.capacity of {self._file.folder} is used up; raise it")
+            return False
         try:
-            return await super()._wait_for_space(peer, nbytes, wait_s, in_pieces)
-        except CapacityError as error:
-            raise CapacityError(f"{error}; {self._problem}" if self._problem else str(error)) from None
+            await asyncio.get_running_loop().run_in_executor(None, self._file.write, place, data)
+        except OSError as error:
+            self._file.free(place)
+            self._report(f"the disk of ssdOffload.path {self._file.folder} takes no more: {error.strerror}")
+            return False
+        self.problem = ""
+        if is_held():
+            del self._candidates[block]
+            self._places[block] = place
+        else:
+            self._file.free(place)
+        return True
 
-    async def _move_one(self) -> bool:
-        """Move the youngest block that nobody reads to the file. False: there is none, or the disk is full."""
-        async with self._moving:
-            if self._closed:
-                return False
-            number = next((each for each in reversed(self._movable) if self._may_move(each)), None)
-            if number is None:
-                return False
-            block = self._blocks[number]
-            place = self._spill.reserve(block.nbytes)
-            if place is None:
-                self._report(f"ssdOffload.capacity of {self._spill.folder} is used up; raise it")
-                return False
-            lease = self._lease([block])
-            data = await self._whole(block)
-            try:
-                await asyncio.get_running_loop().run_in_executor(None, self._spill.write, place, data)
-            except OSError as error:
-                self._spill.free(place)
-                self._report(f"the disk of ssdOffload.path {self._spill.folder} takes no more: {error.strerror}")
-                return False
-            finally:
-                data.release()
-                self._release(lease)
-            self._problem = ""
-            if self._blocks.get(number) is not block:  # freed while it was written
-                self._spill.free(place)
-                return True
-            del self._movable[number]
-            self._moved[number] = place
-            self._free(block.pieces)
-            self._serve_waiters()
-            return True
+    async def read(self, block: int) -> memoryview | None:
+        """Return the bytes of a block in the file; None if it was freed meanwhile.
 
-    def _may_move(self, number: int) -> bool:
-        block = self._blocks.get(number)
-        return block is not None and block.sealed and not any(map(self._extents.is_leased, block.offsets))
+        Raises StorageKeyNotFoundError if the file cannot be read.
+        """
+        place = self._places[block]
+        try:
+            data = await asyncio.get_running_loop().run_in_executor(None, self._file.read, place)
+        except OSError as error:
+            raise StorageKeyNotFoundError(f"blocks cannot be read from {self._file.folder}: {error}") from error
+        return data if self._places.get(block) is place else None
+
+    def forget(self, block: int) -> bool:
+        """The block was dropped. Returns whether it was in the file, where its space is free now."""
+        self._candidates.pop(block, None)
+        place = self._places.pop(block, None)
+        if place is not None:
+            self._file.free(place)
+        return place is not None
 
     def _report(self, problem: str) -> None:
-        if problem != self._problem:
-            self._context.log(problem)
-        self._problem = problem
-
-    # ---------------------------------------------------------------------------------------------------------- reading
-
-    def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
-        if isinstance(message, wire.Open) and not self._moved.keys().isdisjoint(message.blocks):
-            return self._open_moved(message)
-        if isinstance(message, wire.Read) and not self._moved.keys().isdisjoint(part.block for part in message.parts):
-            return self._read_copied(message)
-        return super().serve(peer, message, payload)
-
-    async def _open_moved(self, message: wire.Open) -> Served:
-        """All of the blocks are sent, those in the arena as well: the reader expects them in one place."""
-        data, lease = await self._bytes_of(message.blocks)
-        places = itertools.accumulate((len(each) for each in data[:-1]), initial=0)
-        extents = [(place, len(each)) for place, each in zip(places, data, strict=True)]
-        return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
-
-    async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
-        """All bytes of each block in one piece, and a lease on the blocks in the arena."""
-        blocks = [self._readable(number) for number in numbers]
-        places = [self._moved.get(number) for number in numbers]
-        lease = self._lease(block for block, place in zip(blocks, places, strict=True) if place is None)
-        loop = asyncio.get_running_loop()
-        data = []
-        try:
-            for number, block, place in zip(numbers, blocks, places, strict=True):
-                if place is None:
-                    data.append(await self._whole(block))
-                    continue
-                data.append(await loop.run_in_executor(None, self._spill.read, place))
-                if self._moved.get(number) is not place:  # freed meanwhile, and perhaps overwritten
-                    raise StorageKeyNotFoundError(f"block {number:#x} is gone from storage unit {self._context.name}")
-        except OSError as error:
-            self._release(lease)
-            raise StorageKeyNotFoundError(f"blocks cannot be read from {self._spill.folder}: {error}") from error
-        except BaseException:
-            self._release(lease)
-            raise
-        return data, lease
+        if problem != self.problem:
+            self._log(problem)
+        self.problem = problem
 
 
-def with_spill(context: StoreContext, file: ArenaFile) -> MemoryStore:
-    """The store for an arena, as ``ssdOffload`` of the settings says. Raises ConfigError, StartError."""
-    try:
-        settings = validate_document(SpillSettings, context.settings["ssdOffload"], "backend simple: ssdOffload")
-        if not settings.enabled:
-            return MemoryStore(context, file)
-        if settings.path is None:
-            raise StartError("ssdOffload.path: name a folder on a local disk")
-        spill = SpillFile(Path(settings.path), settings.capacity or _FILE_BYTES)
-    except BaseException:
-        file.close()
-        raise
-    return SpillingStore(context, file, spill, settings.threshold_bytes)
+def open_spill(context: StoreContext) -> Spill | None:
+    """Return what ``ssdOffload`` of the settings asks for. Raises ConfigError, StartError."""
+    if "ssdOffload" not in context.settings:
+        return None
+    settings = validate_document(SpillSettings, context.settings["ssdOffload"], "backend simple: ssdOffload")
+    if not settings.enabled:
+        return None
+    if settings.path is None:
+        raise StartError("ssdOffload.path: name a folder on a local disk")
+    file = SpillFile(Path(settings.path), settings.capacity or _FILE_BYTES)
+    return Spill(file, settings.threshold_bytes, context.log)

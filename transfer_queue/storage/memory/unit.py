@@ -10,32 +10,30 @@ import asyncio
 import itertools
 import os
 import secrets
-from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from transfer_queue.columns.block import BlockView, EncodedBlock
-from transfer_queue.errors import CapacityError, RequestError, StartError, StorageKeyNotFoundError, TransferQueueError
-from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
+from transfer_queue.control.requests import HandlerTable
+from transfer_queue.errors import CapacityError, RequestError, StartError, StorageKeyNotFoundError
+from transfer_queue.storage.base import Peer, Served, ServingStore, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
 from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.index import BlockIndex, Pieces
 from transfer_queue.storage.memory.liveness import holds_lock
+from transfer_queue.storage.memory.selection import scatter, select_part
+from transfer_queue.storage.memory.spill import Spill, open_spill
+from transfer_queue.storage.space import SpaceQueue, SpaceRequest
 from transfer_queue.wire import messages as wire
 
-__all__ = ["INLINE_BYTES", "MemoryStore", "open_store", "select_part"]
+__all__ = ["INLINE_BYTES", "MemoryStore", "open_store"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
 _LOCK_POLL_S = 0.5
 _MOST_PIECES = 1 << 14
 """Most pieces of one block: a block of 5 % of a unit fits into holes of 1/16384 of its size on average."""
-_WAITING_PUTS = 64
-"""How many puts of one connection may wait for space; each may hold INLINE_BYTES meanwhile."""
 _LIFE_BITS = 20
 """Locks of the clients of each process of a unit: one number a connection."""
 
@@ -52,10 +50,6 @@ class _Block:
     """Its bytes are arriving right now; it must not be freed under the receiver."""
     dropped: bool = False
 
-    @property
-    def offsets(self) -> list[int]:
-        return [offset for offset, _ in self.pieces]
-
 
 @dataclass(eq=False)
 class _PeerState:
@@ -64,23 +58,20 @@ class _PeerState:
     locks: int = 1
     unsealed: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
-    waiting: int = 0
 
 
-@dataclass(eq=False)
-class _Waiter:
-    nbytes: int
-    in_pieces: bool
-    future: asyncio.Future[Pieces]
-
-
-class MemoryStore:
+class MemoryStore(ServingStore):
     """Blocks by id; see :mod:`transfer_queue.wire.messages` for what clients may ask."""
 
-    def __init__(self, context: StoreContext, file: ArenaFile, index: BlockIndex | None = None) -> None:
+    _handlers = HandlerTable()
+
+    def __init__(
+        self, context: StoreContext, file: ArenaFile, index: BlockIndex | None = None, spill: Spill | None = None
+    ) -> None:
         self._context = context
         self._file = file
         self._index = index
+        self.spill = spill
         self._to_disk = context.durability == "node"
         self._descriptor = file.descriptor
         self._extents = file.extents()
@@ -89,9 +80,7 @@ class MemoryStore:
         self._by_writer: dict[int, set[int]] = {}
         self._peers: dict[Peer, _PeerState] = {}
         self._writers: dict[int, int] = {}
-        self._waiters: deque[_Waiter] = deque()
-        self._awaited: set[int] = set()
-        """Blocks that wait for space, as long as their writer wants them."""
+        self._space: SpaceQueue[_Block] = SpaceQueue()
         self._ghosts: list[_PeerState] = []
         self._ghost_timer: asyncio.TimerHandle | None = None
         self._next_lock = 1
@@ -128,17 +117,11 @@ class MemoryStore:
 
     # ------------------------------------------------------------------------------------------------------ UnitStore
 
-    def attributes(self) -> dict[str, Any]:
-        return {}
-
-    def registered(self, unit: int, run: str) -> None:
-        pass
-
     async def free(self, blocks: Sequence[int]) -> None:
         for number in blocks:
             self._drop(number)
         self._write_drops()
-        self._serve_waiters()
+        self._space.serve()
 
     async def inventory(self) -> list[int]:
         return list(self._blocks)
@@ -152,13 +135,16 @@ class MemoryStore:
         self._closed = True
         if self._ghost_timer is not None:
             self._ghost_timer.cancel()
-        for waiter in self._waiters:
-            waiter.future.cancel()
+        for peer in self._peers:
+            self._space.leave(peer)
+        if self.spill is not None:
+            async with self.spill.moving:  # the arena is not unmapped under a write
+                self.spill.close()
         self._file.close()
         if self._index is not None:
             self._index.close()
 
-    # -------------------------------------------------------------------------------------------------- ClientServing
+    # ---------------------------------------------------------------------------------------------------- ServingStore
 
     def connected(self, peer: Peer) -> dict[str, Any]:
         lock, self._next_lock = self._next_lock, self._next_lock + 1
@@ -168,6 +154,7 @@ class MemoryStore:
 
     def disconnected(self, peer: Peer) -> list[int]:
         state = self._peers.pop(peer)
+        self._space.leave(peer)
         left = self._writers[peer.writer] = self._writers[peer.writer] - 1
         if state.unsealed or state.leases:
             if holds_lock(self._descriptor, state.lock):
@@ -196,26 +183,22 @@ class MemoryStore:
         raise RequestError(f"{type(message).__name__} takes no payload")
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
-        if isinstance(message, wire.Put):
-            return self._put(peer, message, payload)
-        if isinstance(message, wire.Open):
-            return self._open(peer, message)
-        if isinstance(message, wire.Read):
-            return self._read(message)
-        if isinstance(message, wire.Alloc):
-            return self._alloc(peer, message)
-        if isinstance(message, wire.Seal | wire.Fill):
-            return self._seal(peer, message, payload)
-        if isinstance(message, wire.Stats):
-            return Served(wire.Stored(self.stats()))
-        raise RequestError(f"{type(message).__name__} is not a request of a memory storage unit")
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise RequestError(f"{type(message).__name__} is not a request of a memory storage unit")
+        answer: Served | Coroutine[Any, Any, Served] = handler(self, peer, message, payload)
+        return answer
+
+    @_handlers.on(wire.Stats)
+    def _stats(self, peer: Peer, message: wire.Stats, payload: memoryview | None) -> Served:
+        return Served(wire.Stored(self.stats()))
 
     def notice(self, peer: Peer, message: Any) -> None:
         if isinstance(message, wire.Abort):
             if message.block >> 32 == peer.writer:
-                self._awaited.discard(message.block)
+                self._space.withdraw([message.block])
                 self._drop(message.block)
-                self._serve_waiters()
+                self._space.serve()
         elif isinstance(message, wire.Release):
             leases = self._peers[peer].leases
             if message.lease in leases:
@@ -224,49 +207,46 @@ class MemoryStore:
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
+    @_handlers.on(wire.Put)
     def _put(self, peer: Peer, message: wire.Put, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if payload is None:
             raise RequestError("Put without payload")
-        self._check_new(peer, message.block)
-        pieces = self._try_allocate(len(payload), True)
-        if pieces is None:
-            self._awaited.add(message.block)
-            return self._put_later(peer, message, payload)
-        return self._store(peer, message, payload, pieces)
+        block = self._take_space(peer, message.block, len(payload), message.wait_s, True)
+        if isinstance(block, _Block):
+            return self._store(peer, message, payload, block)
+        return self._put_later(peer, message, payload, block)
 
-    async def _put_later(self, peer: Peer, message: wire.Put, payload: memoryview) -> Served:
-        pieces = await self._space_for(peer, message.block, len(payload), message.wait_s, True)
-        answer = self._store(peer, message, payload, pieces)
+    async def _put_later(
+        self, peer: Peer, message: wire.Put, payload: memoryview, waiting: Coroutine[Any, Any, _Block]
+    ) -> Served:
+        answer = self._store(peer, message, payload, await waiting)
         return answer if isinstance(answer, Served) else await answer
 
     def _store(
-        self, peer: Peer, message: wire.Put, payload: memoryview, pieces: Pieces
+        self, peer: Peer, message: wire.Put, payload: memoryview, block: _Block
     ) -> Served | Coroutine[Any, Any, Served]:
-        block = self._add(peer, message.block, pieces, len(payload))
-        _scatter(payload, self._views(block))
+        scatter(payload, self._views(block))
         return self._make_readable(peer, message.block, block, message.scope)
 
-    def _alloc(self, peer: Peer, message: wire.Alloc) -> Served | Coroutine[Any, Any, Served]:
-        self._check_new(peer, message.block)
-        pieces = self._try_allocate(message.nbytes, message.pieces)
-        if pieces is None:
-            self._awaited.add(message.block)
-            return self._alloc_later(peer, message)
-        return self._reserve(peer, message, pieces)
+    @_handlers.on(wire.Alloc)
+    def _alloc(
+        self, peer: Peer, message: wire.Alloc, payload: memoryview | None
+    ) -> Served | Coroutine[Any, Any, Served]:
+        block = self._take_space(peer, message.block, message.nbytes, message.wait_s, message.pieces)
+        return self._allocated(message, block) if isinstance(block, _Block) else self._alloc_later(message, block)
 
-    async def _alloc_later(self, peer: Peer, message: wire.Alloc) -> Served:
-        pieces = await self._space_for(peer, message.block, message.nbytes, message.wait_s, message.pieces)
-        return self._reserve(peer, message, pieces)
+    async def _alloc_later(self, message: wire.Alloc, waiting: Coroutine[Any, Any, _Block]) -> Served:
+        return self._allocated(message, await waiting)
 
-    def _reserve(self, peer: Peer, message: wire.Alloc, pieces: Pieces) -> Served:
-        self._add(peer, message.block, pieces, message.nbytes)
+    def _allocated(self, message: wire.Alloc, block: _Block) -> Served:
         if self._index is not None:
             try:
-                self._index.allocated(message.block, pieces, message.scope)
+                self._index.allocated(message.block, block.pieces, message.scope)
             except OSError as error:
                 raise self._refused(message.block, error) from None
-        return Served(wire.Extent(pieces[0][0] if len(pieces) == 1 else -1))
+        return Served(wire.Extent(block.pieces[0][0] if len(block.pieces) == 1 else -1))
 
+    @_handlers.on(wire.Seal, wire.Fill)
     def _seal(
         self, peer: Peer, message: wire.Seal | wire.Fill, payload: memoryview | None
     ) -> Served | Coroutine[Any, Any, Served]:
@@ -280,7 +260,7 @@ class MemoryStore:
     async def _fill_pieces(self, peer: Peer, number: int, block: _Block, payload: memoryview) -> Served:
         lease = self._lease([block])  # its memory is not reused during the copy, even if the writer ends
         try:
-            await asyncio.get_running_loop().run_in_executor(None, _scatter, payload, self._views(block))
+            await asyncio.get_running_loop().run_in_executor(None, scatter, payload, self._views(block))
         finally:
             self._release(lease)
         if peer not in self._peers:  # its connection ended meanwhile, and the block goes with its writer
@@ -295,30 +275,15 @@ class MemoryStore:
         block.filling = False
         if block.dropped:
             self._drop(number)
-            self._serve_waiters()
+            self._space.serve()
             raise StorageKeyNotFoundError(f"block {number:#x} was dropped while it was written")
         scope = "" if self._index is None else self._index.blocks[number].scope
         return self._make_readable(peer, number, block, scope)
-
-    def _check_new(self, peer: Peer, number: int) -> None:
-        if number in self._blocks or number >> 32 != peer.writer:
-            raise RequestError(f"block {number:#x} exists already, or belongs to another writer")
 
     def _unsealed(self, peer: Peer, number: int) -> _Block:
         block = self._blocks.get(number)
         if block is None or block.sealed or block.writer is not peer:
             raise StorageKeyNotFoundError(f"block {number:#x} is not being written over this connection")
-        return block
-
-    def _add(self, peer: Peer, number: int, pieces: Pieces, nbytes: int) -> _Block:
-        state = self._peers.get(peer)
-        if state is None or number in self._blocks:  # after a wait: the writer is gone, or asked twice
-            self._return(pieces)
-            raise RequestError(f"block {number:#x} exists already, or its writer is gone")
-        block = self._blocks[number] = _Block(pieces, nbytes, peer)
-        self._by_writer.setdefault(number >> 32, set()).add(number)
-        self._holders.add(number >> 32, nbytes, state.name)
-        state.unsealed.add(number)
         return block
 
     def _make_readable(
@@ -339,7 +304,7 @@ class MemoryStore:
     def _refused(self, number: int, error: OSError) -> CapacityError:
         """The index takes no record of the block: it is dropped."""
         self._drop(number)
-        self._serve_waiters()
+        self._space.serve()
         return CapacityError(
             f"storage unit {self._context.name} cannot keep a block: its index in {self._context.directory} takes no "
             f"more ({error.strerror}); make room there"
@@ -374,7 +339,8 @@ class MemoryStore:
 
     def _give_back(self, number: int, block: _Block) -> None:
         """Recycle the memory of a dropped block."""
-        self._free(block.pieces)
+        if self.spill is None or not self.spill.forget(number):
+            self._free(block.pieces)
 
     def _free(self, pieces: Pieces) -> None:
         for offset, _ in pieces:
@@ -382,7 +348,10 @@ class MemoryStore:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def _open(self, peer: Peer, message: wire.Open) -> Served:
+    @_handlers.on(wire.Open)
+    def _open(self, peer: Peer, message: wire.Open, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
+        if self.spill is not None and self.spill.has_any(message.blocks):
+            return self._open_spilled(message.blocks)
         blocks = [self._readable(number) for number in message.blocks]
         lease = self._lease(blocks)
         # Small blocks are cheaper to send than to lease.
@@ -390,13 +359,23 @@ class MemoryStore:
             self._peers[peer].leases.add(lease)
             return Served(wire.Extents(lease, [block.pieces[0] for block in blocks]))
         data = [view for block in blocks for view in self._views(block)]
-        places = itertools.accumulate((block.nbytes for block in blocks[:-1]), initial=0)
-        extents = [(place, block.nbytes) for place, block in zip(places, blocks, strict=True)]
-        return Served(wire.Extents(0, extents), data, lambda: self._release(lease))
+        return self._sent(data, [block.nbytes for block in blocks], lease)
 
-    def _read(self, message: wire.Read) -> Served | Coroutine[Any, Any, Served]:
+    async def _open_spilled(self, numbers: Sequence[int]) -> Served:
+        """All of the blocks are sent, those in the arena as well: the reader expects them in one place."""
+        data, lease = await self._bytes_of(numbers)
+        return self._sent(data, [len(each) for each in data], lease)
+
+    def _sent(self, data: Sequence[memoryview], sizes: Sequence[int], lease: int) -> Served:
+        """The answer to an Open whose blocks are its payload."""
+        places = itertools.accumulate(sizes[:-1], initial=0)
+        return Served(wire.Extents(0, list(zip(places, sizes, strict=True))), data, lambda: self._release(lease))
+
+    @_handlers.on(wire.Read)
+    def _read(self, peer: Peer, message: wire.Read, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         blocks = [self._readable(part.block) for part in message.parts]
-        if any(len(block.pieces) > 1 for block in blocks):
+        spilled = self.spill is not None and self.spill.has_any(part.block for part in message.parts)
+        if spilled or any(len(block.pieces) > 1 for block in blocks):
             return self._read_copied(message)
         parts = [select_part(self._views(block)[0], part) for block, part in zip(blocks, message.parts, strict=True)]
         return self._parts(parts, self._lease(blocks))
@@ -415,14 +394,25 @@ class MemoryStore:
         return Served(wire.SubBlocks([nbytes for _, nbytes in parts]), payload, lambda: self._release(lease))
 
     async def _bytes_of(self, numbers: Sequence[int]) -> tuple[list[memoryview], int]:
-        """All bytes of each block in one piece, copied if they lie in several, and a lease on the blocks."""
-        blocks = [self._readable(number) for number in numbers]
-        lease = self._lease(blocks)
+        """All bytes of each block in one piece, and a lease on the blocks in the arena."""
+        spill = self.spill
+        blocks = {number: self._readable(number) for number in numbers}
+        spilled = {number for number in blocks if spill is not None and spill.has(number)}
+        lease = self._lease(block for number, block in blocks.items() if number not in spilled)
+        found = []
         try:
-            return [await self._whole(block) for block in blocks], lease
+            for number in numbers:
+                if spill is None or number not in spilled:
+                    found.append(await self._whole(blocks[number]))
+                    continue
+                data = await spill.read(number) if spill.has(number) else None
+                if data is None:
+                    raise StorageKeyNotFoundError(f"block {number:#x} is gone from storage unit {self._context.name}")
+                found.append(data)
         except BaseException:
             self._release(lease)
             raise
+        return found, lease
 
     async def _whole(self, block: _Block) -> memoryview:
         views = self._views(block)
@@ -434,11 +424,11 @@ class MemoryStore:
         return [self._file.memory[offset : offset + nbytes] for offset, nbytes in block.pieces]
 
     def _lease(self, blocks: Iterable[_Block]) -> int:
-        return self._extents.lease([offset for block in blocks for offset in block.offsets])
+        return self._extents.lease([offset for block in blocks for offset, _ in block.pieces])
 
     def _release(self, lease: int) -> None:
         if self._extents.release(lease):
-            self._serve_waiters()
+            self._space.serve()
 
     def _readable(self, number: int) -> _Block:
         block = self._blocks.get(number)
@@ -448,58 +438,82 @@ class MemoryStore:
 
     # ------------------------------------------------------------------------------------------------------------ space
 
-    def _try_allocate(self, nbytes: int, in_pieces: bool) -> Pieces | None:
-        """Space now, unless others have been waiting for longer."""
-        return None if self._waiters else self._allocate(nbytes, in_pieces)
+    def _take_space(
+        self, peer: Peer, number: int, nbytes: int, wait_s: float, in_pieces: bool
+    ) -> _Block | Coroutine[Any, Any, _Block]:
+        """Return a new block, or what waits for its space. Raises CapacityError, RequestError."""
 
-    def _allocate(self, nbytes: int, in_pieces: bool) -> Pieces | None:
-        """Allocate space in one piece, or else, with ``in_pieces``, in the largest holes."""
-        offset = self._extents.allocate(nbytes)
-        if offset is not None:
-            return ((offset, nbytes),)
-        pieces = self._extents.allocate_pieces(nbytes, _MOST_PIECES) if in_pieces else None
-        return None if pieces is None else tuple(pieces)
+        def attempt() -> _Block | None:
+            return self._allocate(peer, number, nbytes, in_pieces)
 
-    async def _space_for(self, peer: Peer, number: int, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
-        try:
-            pieces = await self._wait_for_space(peer, nbytes, wait_s, in_pieces)
-            if number not in self._awaited:
-                self._return(pieces)
-                raise RequestError(f"block {number:#x} was given up while it waited for space")
-            return pieces
-        finally:
-            self._awaited.discard(number)
+        self._check_new(peer, number)
 
-    def _return(self, pieces: Pieces) -> None:
-        """Give back space that came too late."""
-        self._free(pieces)
-        self._serve_waiters()
-
-    async def _wait_for_space(self, peer: Peer, nbytes: int, wait_s: float, in_pieces: bool) -> Pieces:
+        block = self._space.attempt(attempt)
+        if block is not None:
+            return block
         problem = f"storage unit {self._context.name} has no capacity for {nbytes} bytes"
         if nbytes > self._extents.capacity:
             raise CapacityError(f"{problem}: its capacity is {self._extents.capacity}; put smaller batches")
-        if wait_s <= 0:
-            raise CapacityError(f"{problem}: {self._usage()}")
-        state = self._peers.get(peer)
-        if state is None or state.waiting >= _WAITING_PUTS:
-            raise CapacityError(f"{problem}: {_WAITING_PUTS} puts of this client wait for space already")
-        state.waiting += 1
-        waiter = _Waiter(nbytes, in_pieces, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            await asyncio.wait([waiter.future], timeout=wait_s)  # wait_for would lose space that comes with the timeout
-        finally:
-            state.waiting -= 1
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                self._serve_waiters()
-        if waiter.future.done():
-            return waiter.future.result()
-        raise CapacityError(
-            f"{problem}: {self._usage()}, and too little was cleared within {wait_s:g} s; clear consumed rows or "
-            "add storage"
-        )
+        return self._wait_for_space(number, self._space.enter(peer, number, attempt, problem), wait_s, problem)
+
+    async def _wait_for_space(self, number: int, request: SpaceRequest[_Block], wait_s: float, problem: str) -> _Block:
+        while not request.settled.done() and await self._spill_one():
+            pass
+        block = await self._space.wait(request, wait_s)
+        if block is None:
+            waited = f", and too little was cleared within {wait_s:g} s; clear consumed rows or add storage"
+            disk = f"; {self.spill.problem}" if self.spill and self.spill.problem else ""
+            raise CapacityError(f"{problem}: {self._usage()}{waited if wait_s > 0 else ''}{disk}")
+        if self._blocks.get(number) is not block:
+            raise RequestError(f"block {number:#x} was given up while it waited for space")
+        return block
+
+    def _check_new(self, peer: Peer, number: int) -> None:
+        if number in self._blocks or number >> 32 != peer.writer or peer not in self._peers:
+            raise RequestError(f"block {number:#x} exists already, belongs to another writer, or its writer is gone")
+
+    def _allocate(self, peer: Peer, number: int, nbytes: int, in_pieces: bool) -> _Block | None:
+        """Make a block in one piece, or else, with ``in_pieces``, in the largest holes. None: there is too little
+        space."""
+        self._check_new(peer, number)
+        offset = self._extents.allocate(nbytes)
+        if offset is not None:
+            pieces: Pieces = ((offset, nbytes),)
+        else:
+            holes = self._extents.allocate_pieces(nbytes, _MOST_PIECES) if in_pieces else None
+            if holes is None:
+                return None
+            pieces = tuple(holes)
+        block = self._blocks[number] = _Block(pieces, nbytes, peer)
+        self._by_writer.setdefault(number >> 32, set()).add(number)
+        self._holders.add(number >> 32, nbytes, self._peers[peer].name)
+        self._peers[peer].unsealed.add(number)
+        if self.spill is not None:
+            self.spill.added(number, nbytes)
+        return block
+
+    async def _spill_one(self) -> bool:
+        """Move the youngest block that nobody reads to the disk. False: there is none, or the disk takes no more."""
+        if (spill := self.spill) is None:
+            return False
+        async with spill.moving:
+            number = None if self._closed else spill.candidate(self._may_move)
+            if number is None:
+                return False
+            block = self._blocks[number]
+            lease = self._lease([block])
+            try:
+                moved = await spill.write(number, await self._whole(block), lambda: self._blocks.get(number) is block)
+            finally:
+                self._release(lease)
+            if spill.has(number):
+                self._free(block.pieces)
+                self._space.serve()
+            return moved
+
+    def _may_move(self, number: int) -> bool:
+        block = self._blocks.get(number)
+        return block is not None and block.sealed and not any(self._extents.is_leased(at) for at, _ in block.pieces)
 
     def _usage(self) -> str:
         stats = self._extents.stats()
@@ -507,17 +521,6 @@ class MemoryStore:
         free = f", {stats.free} are free, {stats.largest_free} of them in the largest piece" if stats.free else ""
         holders = self._holders.describe(stats.leased_bytes, readers)
         return f"{stats.used} of {stats.capacity} bytes are used{free} ({holders})"
-
-    def _serve_waiters(self) -> None:
-        """First come, first served: small blocks may not starve a large one."""
-        while self._waiters and not self._closed:
-            waiter = self._waiters[0]
-            if not waiter.future.done():
-                pieces = self._allocate(waiter.nbytes, waiter.in_pieces)
-                if pieces is None:
-                    return
-                waiter.future.set_result(pieces)
-            self._waiters.popleft()
 
     # ----------------------------------------------------------------------------------------------------- lost clients
 
@@ -549,7 +552,7 @@ class MemoryStore:
                 if self._index is not None:
                     self._index.dropped(number)
         self._write_drops()
-        self._serve_waiters()
+        self._space.serve()
 
     def _write_drops(self) -> None:
         if self._index is not None:
@@ -557,32 +560,6 @@ class MemoryStore:
                 self._index.write()
             except OSError as error:  # they are written with the next record
                 self._context.log(f"the block index in {self._context.directory} takes no more: {error.strerror}")
-
-
-def _scatter(data: memoryview, pieces: Sequence[memoryview]) -> None:
-    """Copy ``data`` into the pieces, one after the other."""
-    start = 0
-    for piece in pieces:
-        piece[:] = data[start : start + len(piece)]
-        start += len(piece)
-
-
-def select_part(data: memoryview, part: wire.ReadPart) -> tuple[list[memoryview], int]:
-    """What of a block is to be sent, and its bytes in all."""
-    if part.fields is None and part.rows is None:
-        return [data], len(data)
-    selected = _select(data, part)
-    return selected.segments(), selected.nbytes
-
-
-def _select(data: memoryview, part: wire.ReadPart) -> EncodedBlock:
-    rows = np.frombuffer(part.rows, dtype="<i4").astype(np.int64) if isinstance(part.rows, bytes) else part.rows
-    try:
-        return BlockView(data).select(part.fields, rows)
-    except TransferQueueError:
-        raise
-    except ValueError as error:
-        raise RequestError(f"block {part.block:#x}: {error}") from None
 
 
 async def open_store(context: StoreContext) -> MemoryStore:
@@ -599,11 +576,11 @@ async def open_store(context: StoreContext) -> MemoryStore:
     file = ArenaFile(context.capacity, path, reserve=context.settings.get("reserve", False))
     if prefault := context.settings.get("prefault", True):
         file.start_prefault(most=None if prefault is True else prefault)
-    if "ssdOffload" in context.settings:
-        from transfer_queue.storage.memory.spill import with_spill
-
-        return with_spill(context, file)
-    return MemoryStore(context, file)
+    try:
+        return MemoryStore(context, file, spill=open_spill(context))
+    except BaseException:
+        file.close()
+        raise
 
 
 def _open_kept(context: StoreContext) -> MemoryStore:

@@ -39,7 +39,7 @@ class Admin:
         self._masters = address.split(";")
 
     def ready(self) -> bool:
-        """Whether a master serves: up and leader. A standby's /health is 200 as well."""
+        """Return whether a master serves: up and leader. A standby's /health is 200 as well."""
         return any(self._serves(master) for master in self._masters)
 
     def segment_usage(self, segment: str) -> tuple[int, int] | None:

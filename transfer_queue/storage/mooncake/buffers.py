@@ -148,7 +148,7 @@ class RegisteredPool:
         return sum(region.array.nbytes for region in self._regions)
 
     def can_spare(self, region: _Region) -> bool:
-        """Whether batches may keep leases in ``region`` too. Under ``lock``."""
+        """Return whether batches may keep leases in ``region`` too. Under ``lock``."""
         kept = sum(each.array.nbytes for each in self._regions if each.kept or each is region)
         return not self._pinned and kept <= self.limit // 2
 

@@ -24,7 +24,15 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake.buffers import Bytes, Lease, RegisteredPool, copy_into
 from transfer_queue.storage.mooncake.oplog import Follower
@@ -61,7 +69,7 @@ class _UnregisteredError(Exception):
     """The memory of a put could not be registered."""
 
 
-class _Fetched:
+class _Fetched(Fetched):
     """Views over a registered buffer, or over memory of their own."""
 
     def __init__(self, blocks: list[FetchedBlock], lease: Lease | None) -> None:
@@ -109,7 +117,7 @@ class _Write:
             self.outcome.set_result(result)
 
 
-class MooncakeBackend:
+class MooncakeBackend(Backend):
     """See ``storage.base.Backend``.
 
     Calls of the engine block, so they run on the client's worker thread, one at a time: the engine moves the bytes with
@@ -117,7 +125,7 @@ class MooncakeBackend:
     """
 
     name = "mooncake"
-    capabilities = Capabilities(zero_copy=True, reports_capacity=True)
+    capabilities = Capabilities(reports_capacity=True)
 
     def __init__(self, context: BackendContext, settings: MooncakeSettings, store: Store) -> None:
         self._context = context

@@ -21,7 +21,7 @@ _PORTS = (15000, 17000)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` (a name or an address) is reachable from this machine only."""
+    """Return whether ``host`` (a name or an address) is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -29,7 +29,7 @@ def is_loopback(host: str) -> bool:
 
 
 def can_confine() -> bool:
-    """Whether this kernel lets a program without privileges bind a socket to an interface."""
+    """Return whether this kernel lets a program without privileges bind a socket to an interface."""
     with socket.socket() as probe:
         return _tie(probe)
 

@@ -48,11 +48,11 @@ class Store:
         self._reserved = reserved
         self._masters_in_etcd = settings.master_server_address.startswith("etcd://")
         self.reads_ranges = settings.zero_copy.enable and hasattr(raw, "get_into_ranges")
-        """Whether ``read_ranges`` may be used; older engines read whole values."""
+        """True if ``read_ranges`` may be used; older engines read whole values."""
         self._tcp = settings.protocol == "tcp"
         self.sends_in_place = self._tcp and settings.zero_copy.enable and hasattr(raw, "batch_put_from_multi_buffers")
-        """Whether ``write`` takes memory that is not registered, and values in several pieces. Over TCP the engine only
-        tells the metadata server what is registered (0.06 ms on this host); for RDMA it pins every page."""
+        """True if ``write`` takes memory that is not registered, and values in several pieces. Over TCP the
+        engine only tells the metadata server what is registered (0.06 ms on this host); for RDMA it pins every page."""
         self._registered: dict[int, int] = {}  # address -> bytes
 
     # ------------------------------------------------------------------------------------------------------ memory

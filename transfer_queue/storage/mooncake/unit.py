@@ -12,7 +12,7 @@ import numpy as np
 from transfer_queue.config.attach import join_address
 from transfer_queue.config.defaults import MASTER_METRICS_PORT
 from transfer_queue.errors import ConnectionLostError, StartError
-from transfer_queue.storage.base import StoreContext, UnitStats
+from transfer_queue.storage.base import StoreContext, UnitStats, UnitStore
 from transfer_queue.storage.mooncake import codes
 from transfer_queue.storage.mooncake import store as engine_store
 from transfer_queue.storage.mooncake.admin import Admin
@@ -37,8 +37,8 @@ _CERTAIN_S = 3.0
 """Several masters: how long the sentinel has to be missing, as one leader may follow another meanwhile."""
 
 
-class MooncakeStore:
-    """See ``storage.base.UnitStore``.
+class MooncakeStore(UnitStore):
+    """See `UnitStore`.
 
     Segments and keys are known to the master alone. When it restarts, or takes this process for dead, every key of the
     segment is gone, although the segment comes back by itself. A key of this unit's own, the sentinel, tells: if it is

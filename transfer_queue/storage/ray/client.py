@@ -22,7 +22,15 @@ from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.column import Bytes
 from transfer_queue.config.document import validate_document
 from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
 
 __all__ = ["RayBackend", "open_backend"]
@@ -33,7 +41,7 @@ _INLINE_BYTES = 64 << 10
 """Smaller blocks are kept by the owner itself: an object of its own would cost more than its bytes."""
 
 
-class _Fetched:
+class _Fetched(Fetched):
     """Views of objects in the store; the values keep them there."""
 
     def __init__(self, blocks: list[FetchedBlock]) -> None:
@@ -43,11 +51,11 @@ class _Fetched:
         self.blocks = []
 
 
-class RayBackend:
+class RayBackend(Backend):
     """See ``storage.base.Backend``."""
 
     name = "ray"
-    capabilities = Capabilities(shared_memory=True)
+    capabilities = Capabilities()
 
     def __init__(self, context: BackendContext, settings: RayStoreSettings) -> None:
         self._context = context

@@ -7,6 +7,9 @@ from typing import Any
 
 import ray
 
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.storage.space import SpaceQueue
+
 __all__ = ["BlockOwner"]
 
 _CALLS = 10_000
@@ -22,27 +25,32 @@ class _BlockOwner:
         self._used = 0
         self._sizes: dict[int, int] = {}
         self._contents: dict[int, Any] = {}
-        self._waiting: set[int] = set()
-        self._changed = asyncio.Event()
+        self._space: SpaceQueue[int] = SpaceQueue()
 
     async def reserve(self, block: int, nbytes: int, wait_s: float) -> bool:
-        """Set space for a block aside; False if there is none within ``wait_s`` seconds, or the block was freed."""
+        """Set space for a block aside.
+
+        Returns False if there is none within ``wait_s`` seconds, if the writer has too many blocks that wait already,
+        or if the block was freed.
+        """
         if block in self._sizes:  # asked twice
             return True
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
-        self._waiting.add(block)
-        while block in self._waiting:
-            if self._used + nbytes <= self._capacity:
-                self._waiting.discard(block)
+
+        def attempt() -> int | None:
+            if block not in self._sizes:
+                if self._used + nbytes > self._capacity:
+                    return None
                 self._sizes[block] = nbytes
                 self._used += nbytes
-                return True
-            try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
-            except asyncio.TimeoutError:
-                self._waiting.discard(block)
-        return False
+            return nbytes
+
+        try:
+            taken = self._space.attempt(attempt)
+            if taken is None:
+                taken = await self._space.wait(self._space.enter(block >> 32, block, attempt, "no capacity"), wait_s)
+        except TransferQueueError:
+            return False
+        return taken is not None
 
     async def keep(self, block: int, nbytes: int, content: Any, wait_s: float) -> bool:
         """Hold a block, given as ``bytes`` or as an array, which becomes an object. False as in :meth:`reserve`.
@@ -65,12 +73,11 @@ class _BlockOwner:
 
     async def free(self, blocks: list[int]) -> None:
         """Let go of blocks; unknown ones are ignored. Objects that are being read stay until the reader is done."""
+        self._space.withdraw(blocks)
         for block in blocks:
-            self._waiting.discard(block)
             self._contents.pop(block, None)
             self._used -= self._sizes.pop(block, 0)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._space.serve()
 
     async def held(self) -> list[int]:
         """Blocks that are held or have space set aside."""

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from transfer_queue.config.document import validate_document
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
-from transfer_queue.storage.base import StoreContext, UnitStats
+from transfer_queue.storage.base import StoreContext, UnitStats, UnitStore
 from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
 from transfer_queue.storage.ray.owner import BlockOwner
 
@@ -24,8 +24,8 @@ _WATCH_S = 1.0
 _ANSWER_S = 30.0
 
 
-class RayStore:
-    """See ``storage.base.UnitStore``."""
+class RayStore(UnitStore):
+    """See `UnitStore`."""
 
     def __init__(self, context: StoreContext, settings: RayStoreSettings) -> None:
         self._context = context
@@ -47,8 +47,6 @@ class RayStore:
 
     def attributes(self) -> dict[str, Any]:
         return {"owner": self._name, "namespace": self._settings.namespace}
-
-    def registered(self, unit: int, run: str) -> None: ...
 
     async def free(self, blocks: Sequence[int]) -> None:
         with suppress(RayActorError):  # they are gone with the owner

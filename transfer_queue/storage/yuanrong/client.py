@@ -8,7 +8,16 @@ from typing import Any
 
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import ConnectionLostError, RequestError, StartError, TransferQueueError, WaitTimeoutError
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, Channel, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Channel,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 from transfer_queue.storage.yuanrong.worker import (
     Worker,
     YuanrongSettings,
@@ -26,7 +35,7 @@ _DROP_S = 0.1
 meanwhile. So it is let go only at the end, and after those who wait for that have gone on."""
 
 
-class _Fetched:
+class _Fetched(Fetched):
     """Views over buffers of the data system, which keeps their memory as long as they are held."""
 
     def __init__(self, blocks: list[FetchedBlock], buffers: list[Any]) -> None:
@@ -37,11 +46,11 @@ class _Fetched:
         self._buffers = []
 
 
-class YuanrongBackend:
+class YuanrongBackend(Backend):
     """See ``storage.base.Backend``."""
 
     name = "yuanrong"
-    capabilities = Capabilities(tracks_writers=True, shared_memory=True, zero_copy=True, reports_capacity=True)
+    capabilities = Capabilities(tracks_writers=True, reports_capacity=True)
 
     def __init__(self, context: BackendContext, settings: YuanrongSettings) -> None:
         self._context = context
@@ -139,7 +148,7 @@ class YuanrongBackend:
         return self._workers[address]
 
     def _forget(self, unit: UnitInfo) -> None:
-        """The next call connects anew: the worker may have been restarted."""
+        """The next call reconnects: the worker may have been restarted."""
         worker = self._workers.pop(unit.attributes["worker"], None)
         if worker is not None:
             self._gone.append(worker)

@@ -19,7 +19,7 @@ from transfer_queue.errors import (
     StartError,
     TransferQueueError,
 )
-from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
+from transfer_queue.storage.base import Peer, Served, ServingStore, StoreContext, UnitStats
 from transfer_queue.storage.ledger import Ledger
 from transfer_queue.storage.yuanrong.worker import Worker, YuanrongSettings, block_key, open_worker, parse_settings
 from transfer_queue.wire import messages as wire
@@ -30,8 +30,8 @@ T = TypeVar("T")
 _WATCH_S = 1.0
 
 
-class YuanrongStore:
-    """See ``storage.base.UnitStore`` and ``ClientServing``."""
+class YuanrongStore(ServingStore):
+    """See `ServingStore`."""
 
     def __init__(self, context: StoreContext, settings: YuanrongSettings) -> None:
         self._context = context
@@ -57,9 +57,6 @@ class YuanrongStore:
     def attributes(self) -> dict[str, Any]:
         return {"worker": self._settings.worker, "prefix": self._prefix}
 
-    def registered(self, unit: int, run: str) -> None:
-        pass
-
     async def free(self, blocks: Sequence[int]) -> None:
         await self._delete(blocks)
 
@@ -80,7 +77,7 @@ class YuanrongStore:
                 self._context.log(f"blocks were left in the worker: {error}")
         self._executor.shutdown(wait=False)
 
-    # ------------------------------------------------------------------------------------------------ ClientServing
+    # ---------------------------------------------------------------------------------------------------- ServingStore
 
     def connected(self, peer: Peer) -> dict[str, Any]:
         self._ledger.connected(peer)

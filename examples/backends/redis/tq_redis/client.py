@@ -9,14 +9,22 @@ from typing import Any
 from tq_redis.server import FREE, PUT, Keys, Settings, connect, named_errors, parse_settings
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError, WaitTimeoutError
-from transfer_queue.storage.base import BackendContext, BlockRead, Capabilities, FetchedBlock, UnitInfo
+from transfer_queue.storage.base import (
+    Backend,
+    BackendContext,
+    BlockRead,
+    Capabilities,
+    Fetched,
+    FetchedBlock,
+    UnitInfo,
+)
 
 __all__ = ["RedisBackend", "open_backend"]
 
 _POLL_S = 0.05
 
 
-class _Fetched:
+class _Fetched(Fetched):
     """The blocks are this process's own memory: there is nothing to give back."""
 
     def __init__(self, blocks: list[FetchedBlock]) -> None:
@@ -26,8 +34,8 @@ class _Fetched:
         pass
 
 
-class RedisBackend:
-    """See ``transfer_queue.storage.base.Backend``."""
+class RedisBackend(Backend):
+    """The client side; see `Backend`."""
 
     name = "redis"
     capabilities = Capabilities(persistent=True, reports_capacity=True, max_block_bytes=256 << 20)

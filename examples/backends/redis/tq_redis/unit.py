@@ -9,15 +9,15 @@ from typing import Any
 
 from tq_redis.server import FREE, Keys, Settings, connect, named_errors, parse_settings
 from transfer_queue.errors import ConnectionLostError, StartError
-from transfer_queue.storage.base import StoreContext, UnitStats
+from transfer_queue.storage.base import StoreContext, UnitStats, UnitStore
 
 __all__ = ["RedisStore", "open_store"]
 
 _WATCH_S = 1.0
 
 
-class RedisStore:
-    """See ``transfer_queue.storage.base.UnitStore``."""
+class RedisStore(UnitStore):
+    """The unit side; see `UnitStore`."""
 
     def __init__(self, context: StoreContext, settings: Settings) -> None:
         self._context = context
@@ -25,7 +25,7 @@ class RedisStore:
         self._keys = Keys(settings, context.name)
         self._redis = connect(settings)
         self._free = self._redis.register_script(FREE)
-        self.incarnation = ""
+        self._life = ""
         self._used = 0
         self._blocks = 0
         self._reachable = True
@@ -49,11 +49,12 @@ class RedisStore:
         await self._count()
         self._watching = asyncio.create_task(self._watch())
 
-    def attributes(self) -> dict[str, Any]:
-        return {"life": self.incarnation}
+    @property
+    def incarnation(self) -> str:
+        return self._life
 
-    def registered(self, unit: int, run: str) -> None:
-        pass  # numbers of blocks are never reused, also by another life of the queue
+    def attributes(self) -> dict[str, Any]:
+        return {"life": self._life}
 
     async def free(self, blocks: Sequence[int]) -> None:
         if blocks:
@@ -79,7 +80,7 @@ class RedisStore:
         """Go on with the life that the server knows, or begin a new one."""
         await self._redis.set(self._keys.life, secrets.token_hex(8), nx=True)
         life: Any = await self._redis.get(self._keys.life)
-        self.incarnation = life.decode()
+        self._life = life.decode()
 
     async def _count(self) -> None:
         self._used = int(await self._redis.get(self._keys.used) or 0)
@@ -90,7 +91,7 @@ class RedisStore:
             await asyncio.sleep(_WATCH_S)
             try:
                 with named_errors(self._settings):
-                    before = self.incarnation
+                    before = self._life
                     await self._begin_life()
                     await self._count()
             except ConnectionLostError as error:
@@ -99,7 +100,7 @@ class RedisStore:
                 self._reachable = False
                 continue
             self._reachable = True
-            if self.incarnation != before:
+            if self._life != before:
                 self._context.log("the Redis server forgot this unit's blocks")
                 self._context.lost()
 
