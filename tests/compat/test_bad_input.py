@@ -108,6 +108,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "task_name": [5],
     "sampling_config": [5, [1], {1: 2}],
     "timeout": ["soon"],
+    "idle": ["soon"],
     "lease": ["long", [1]],
     "token_budget": ["many", 1.5],
     "is_last": ["yes", 1],
