@@ -78,6 +78,8 @@ CONTROLLER_REQUESTS: dict[str, Callable[[str], Any]] = {
     "Adopt": lambda partition: wire.Adopt(),
     "Look": lambda partition: wire.Look(),
     "Trace": lambda partition: wire.Trace(1),
+    "Lock": lambda partition: commands.Lock(partition, ["k"]),
+    "RenewLock": lambda partition: commands.RenewLock(partition, 1),
     "Acknowledge": lambda partition: commands.Acknowledge(partition, "t", _INDEX),
     "Drain": lambda partition: wire.Drain("u0"),
     "Relocate": lambda partition: wire.Relocate(0, []),
