@@ -31,8 +31,15 @@ META = tq.BatchMeta([0], ["p"], {"x": {}})
 Arguments = dict[str, Any]
 
 KV: dict[str, Arguments] = {
-    "kv_put": {"key": "a", "partition_id": "p", "fields": {"x": 1}, "tag": {"t": 1}, "data_parser": None},
-    "kv_batch_put": {"keys": ["a"], "partition_id": "p", "fields": ROWS, "tags": [{}], "data_parser": None},
+    "kv_put": {"key": "a", "partition_id": "p", "fields": {"x": 1}, "tag": {"t": 1}, "data_parser": None, "lock": None},
+    "kv_batch_put": {
+        "keys": ["a"],
+        "partition_id": "p",
+        "fields": ROWS,
+        "tags": [{}],
+        "data_parser": None,
+        "lock": None,
+    },
     "kv_batch_get": {
         "keys": ["a"],
         "partition_id": "p",
@@ -120,6 +127,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "data": [5, None, "x", [1]],
     "metadata": [5, "rows"],
     "data_parser": [5, "parser"],
+    "lock": [5, "k"],
     "create": ["yes", 2],
     "global_indexes": [1.5, "0", ["0"], [1.5], (0,)],
 }
