@@ -466,8 +466,9 @@ class AsyncClient:
         Args:
             partition_id: The partition.
             task_name: The task. None: every task.
-            idle: Only tasks without a fetch for this many seconds, for example 3600 to drop the state of old runs. A
-                restart of the controller counts as a fetch.
+            idle: Only tasks without a fetch for this many seconds, for example 3600 to drop the state of old runs. An
+                acknowledgement, a restart of the controller and a load of a checkpoint count as a fetch. Tasks with a
+                waiting fetch or with rows to acknowledge are not idle.
 
         Returns:
             True, also for an unknown partition or task.

@@ -33,16 +33,19 @@ def capture(core: ControlCore) -> dict[str, Any]:
     return {"state": state_now, "sampler": [type(sampler).__name__, kept]}
 
 
-def adopt(core: ControlCore, captured: dict[str, Any], *, replace: bool = False) -> dict[str, int]:
+def adopt(
+    core: ControlCore, captured: dict[str, Any], *, replace: bool = False, now: float | None = None
+) -> dict[str, int]:
     """Adopt a captured state whose blocks have been stored under new ids. Rows keep their indexes in a new queue; in a
     queue that had rows they get higher indexes. A sampler of another class than the saved one starts without state.
 
     ``replace``: existing partitions are removed atomically; otherwise none may have rows. Returns the number of rows of
-    each removed partition that had rows.
+    each removed partition that had rows. ``now``: on the host's clock; tasks count as having fetched then.
 
     Raises QueueNotEmptyError, CapacityError, DataLostError, SamplerError, RequestError for a damaged state; then
     nothing changed.
     """
+    core.leases.now = core.leases.now if now is None else now
     if not replace:
         check_empty(core)
     moved = _moved(core, captured)
@@ -107,6 +110,7 @@ def load(core: ControlCore, moved: dict[str, Any]) -> None:
     with core.log.silenced():
         for partition in core.partitions.values():  # whoever had taken rows was a client of the other queue
             for task in partition.tasks.values():
+                task.last_fetch = core.leases.now
                 for lease in list(task.leases.values()):
                     partition.end_lease(task, lease, partition.returning(task, lease))
 

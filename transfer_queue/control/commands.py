@@ -223,7 +223,8 @@ class Clear(Command, frozen=True, tag=True, omit_defaults=True):
 class ResetConsumption(Command, frozen=True, tag=True, omit_defaults=True):
     """Make rows fetchable again for ``task``, or for every task. Unknown names are fine. Answer: Done.
 
-    ``idle_s`` > 0: only for tasks that have not fetched for so many seconds, as of this life of the controller.
+    ``idle_s`` > 0: only for tasks without a fetch and an acknowledgement for so many seconds, as of this life of the
+    controller. Tasks with a waiting fetch or with leased rows are not idle.
     """
 
     roles = CONSUMERS

@@ -418,17 +418,16 @@ class ControlCore:
             if isinstance(waiter.command, Commit):
                 self.admit()
             elif partition := self.partitions.get(waiter.command.partition):
-                self.serving.serve(partition, [partition.subscribe(waiter.command.task, tuple(waiter.command.fields))])
+                subscription = partition.subscribe(waiter.command.task, tuple(waiter.command.fields))
+                subscription.task.last_fetch = self.leases.now
+                self.serving.serve(partition, [subscription])
 
     # ------------------------------------------------------------------------------------------------ fetch, change
 
     @_handlers.on(Fetch)
     def _fetch(self, command: Fetch) -> Batch | Parked:
         partition = self.partitions.get(command.partition)
-        reply = self.serving.fetch(command, partition, self.leases.now, *self.log.origin)
-        if partition is not None and (task := partition.tasks.get(command.task)):
-            task.last_fetch = self.leases.now
-        return reply
+        return self.serving.fetch(command, partition, self.leases.now, *self.log.origin)
 
     @_handlers.on(Acknowledge)
     def _acknowledge(self, command: Acknowledge) -> Done:
@@ -437,6 +436,7 @@ class ControlCore:
         positions = np.unique(positions[positions >= 0])
         if partition is not None and len(positions):
             task = partition.task(command.task)
+            task.last_fetch = self.leases.now
             positions = positions[task.taken[positions] != CONSUMED]
             if len(positions):
                 partition.consume(task, compact(positions), CONSUMED)
@@ -512,9 +512,8 @@ class ControlCore:
             if command.idle_s > 0:
                 tasks = [task for task in partition.tasks.values() if command.task in (None, task.name)]
                 for task in tasks:
-                    if task.last_fetch <= self.leases.now - command.idle_s and not any(
-                        item.waiting for item in task.subscriptions
-                    ):
+                    busy = task.leases or any(item.waiting for item in task.subscriptions)
+                    if not busy and task.last_fetch <= self.leases.now - command.idle_s:
                         partition.reset(task.name)
                 return Done()
             if command.task is None:

@@ -97,6 +97,7 @@ class Drawer:
         self, partition: Partition, subscription: Subscription, command: Fetch, draw: Draw | None, may_take: bool
     ) -> Batch | Outcome:
         """The batch, or why there is none. ``may_take``: nobody is ahead, so that rows may be taken."""
+        subscription.task.last_fetch = self._leases.now
         if draw is None:
             return self._ask(partition, subscription, command)
         if draw.batch is not None:

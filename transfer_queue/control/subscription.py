@@ -39,7 +39,7 @@ class Task:
         self.taken = SparseColumn(np.uint8)
         self.batches: dict[tuple[int, int | str], Rows] = {}
         self.cleared = 0  # consumed rows that were cleared since; for people, not kept over a restart
-        self.last_fetch = 0.0  # on the host's clock
+        self.last_fetch = 0.0  # when a fetch last came or was answered, or rows were acknowledged; on the host's clock
         self.deals = 0  # entries ever made in ``batches``
         self.subscriptions: list[Subscription] = []
         self.lease: SparseColumn | None = None

@@ -136,7 +136,7 @@ class Checkpoints:
                 raise RequestError(f"block {number:#x} was not written by this client session")
             if number in session.fenced:
                 raise StorageKeyNotFoundError(f"block {number:#x} was freed before it was adopted; load again")
-        gone = adopt(self._core, content, replace=replace)
+        gone = adopt(self._core, content, replace=replace, now=self._loop.time())
         if gone:
             log.warning("a checkpoint replaced %s", counted(gone))
         for number in numbers:

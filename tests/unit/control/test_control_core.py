@@ -14,6 +14,7 @@ import pytest
 from tests.unit.control.build import Drained, fetch, i64, ints, put, rows, schema
 from transfer_queue.control import PARKED, ControlCore
 from transfer_queue.control import commands as c
+from transfer_queue.control.checkpoint import adopt, capture
 from transfer_queue.control.queries import subscriptions_of
 from transfer_queue.control.schema import FieldSchema, merge
 from transfer_queue.errors import (
@@ -56,6 +57,29 @@ def test_tasks_that_have_not_fetched_for_some_time_are_dropped_and_others_are_no
     restored.restart_leases(1000.0)
     restored.apply(c.ResetConsumption("p", idle_s=60.0), 1001.0)
     assert sorted(restored.partitions["p"].tasks) == ["new", "old", "waiting"]
+
+
+def test_tasks_that_were_just_answered_or_have_rows_to_acknowledge_are_not_idle() -> None:
+    core = ControlCore()
+    core.apply(put("p", ["a"], "x"), 0.0)
+    core.apply(fetch("new", "x", 1, task="early", timeout_s=math.inf), 0.0, request=1)
+    for task in ("leased", "acknowledged"):
+        core.apply(msgspec.structs.replace(fetch("p", "x", 1, task=task), lease_s=math.inf), 0.0)
+    core.apply(fetch("p", "x", 1, task="timed out"), 0.0)
+    core.apply(fetch("p", "x", 1, task="timed out", timeout_s=100.0), 0.0, request=2)
+    core.tick(100.0)
+    core.apply(put("new", ["a"], "x", block=2), 100.0)
+    core.apply(c.Acknowledge("p", "acknowledged", i64(0)), 100.0)
+
+    def names(core: ControlCore, now: float) -> list[str]:
+        for partition in ("new", "p"):
+            core.apply(c.ResetConsumption(partition, idle_s=60.0), now)
+        return [name for partition in core.partitions.values() for name in sorted(partition.tasks)]
+
+    assert names(core, 101.0) == ["acknowledged", "leased", "timed out", "early"]
+    loaded = ControlCore()
+    adopt(loaded, capture(core), now=1000.0)
+    assert names(loaded, 1001.0) == ["acknowledged", "leased", "timed out", "early"]
 
 
 def test_tags_merge_by_top_level_entries_only() -> None:
