@@ -26,6 +26,8 @@ from tests.waiting import wait_until
 from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.client.draining import drain_unit, undrain_unit
 from transfer_queue.client.engine import Engine
+from transfer_queue.client.operation import Operation
+from transfer_queue.client.shards import engines_of
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.processes import SamplerChoice, Timing
 from transfer_queue.control.commands import Clear, ListKeys
@@ -36,7 +38,7 @@ from transfer_queue.launch import local
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
-from transfer_queue.wire.messages import Capture
+from transfer_queue.wire.messages import Capture, EndCapture, Resume
 
 SHARDS = 3
 DEAD = 2
@@ -274,6 +276,24 @@ def test_a_checkpoint_of_several_controllers_is_one_moment(
         steps = [tq.kv_list(name)[name]["k"]["step"] for name in partitions]
         assert steps == sorted(steps, reverse=True)
         assert steps[0] - steps[-1] <= 1
+
+
+def test_a_hold_puts_off_changes_but_neither_reads_nor_locks(client: tq.TransferQueueClient) -> None:
+    partition = partition_on(0)
+    tq.kv_put("k", partition, tag={"n": 1})
+    engine = engines_of(client.engine)[0]
+    client.run(Operation, engine.transfer(Capture(True), (), 60), lambda payload: payload)
+    with ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(tq.kv_put, "k", partition, tag={"n": 2})
+        with tq.kv_global_lock("k", partition, timeout=5):
+            assert tq.kv_list(partition)[partition]["k"] == {"n": 1}
+        assert not putting.done()
+        client.run(Operation, engine.transfer(Resume(), (), 60), lambda payload: payload)
+        putting.result(60)
+    assert tq.kv_list(partition)[partition]["k"] == {"n": 2}
+    with pytest.raises(RequestError, match="the hold of this capture ended"):
+        client.run(Operation, engine.transfer(Resume(), (), 60), lambda payload: payload)
+    client.run(Operation, engine.transfer(EndCapture(), (), 60), lambda payload: payload)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused

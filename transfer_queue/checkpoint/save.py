@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture, Resume
 
 __all__ = ["client_of_this_process", "save_checkpoint", "save_queue"]
+
+log = logging.getLogger(__name__)
 
 REQUEST_S = 120.0
 _RETRY_FOR_S = 20.0
@@ -138,8 +141,7 @@ def _save(
         with_data = include_storage or client.engine.backend_kind == "simple"
         places = _copy_blocks(client, writer, captured, progress) if with_data else []
     finally:
-        for engine in engines:
-            _end_capture(client, engine)
+        _end_captures(client)
     state = merge(captured)
     writer.add_file("controller.msgpack", bytes(contents[0]) if len(contents) == 1 else msgspec.msgpack.encode(state))
     writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
@@ -155,17 +157,25 @@ def _save(
 async def _capture(engines: Sequence[Engine]) -> list[bytes]:
     """The state of each controller, all at one moment: none changes rows before all have handed out their state."""
     hold = len(engines) > 1
-    contents = await asyncio.gather(*(engine.transfer(Capture(hold), (), REQUEST_S) for engine in engines))
+    asked = [asyncio.create_task(engine.transfer(Capture(hold), (), REQUEST_S)) for engine in engines]
+    try:
+        contents = await asyncio.gather(*asked)
+    except BaseException:
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)  # none may begin after the captures have been ended
+        raise
     if hold:
         await asyncio.gather(*(engine.transfer(Resume(), (), REQUEST_S) for engine in engines))
     return contents
 
 
-def _end_capture(client: Client, engine: Engine) -> None:
-    try:
-        client.run(Operation, engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
-    except ConnectionLostError:
-        return  # it ended with the connection
+def _end_captures(client: Client) -> None:
+    for engine in engines_of(client.engine):
+        try:
+            client.run(Operation, engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
+        except TransferQueueError as error:  # it ends with the connection
+            log.info("a capture was not ended in order: %s", error)
 
 
 class _Block(NamedTuple):

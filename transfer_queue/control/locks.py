@@ -134,6 +134,9 @@ class Locks:
             self._end(claim, now)
         return Value(True)
 
+    def is_held(self, number: int) -> bool:
+        return number in self._held
+
     def check(self, partition: str, number: int, client: int) -> None:
         """Raises LockLostError unless ``client`` holds lock ``number`` of the partition."""
         claim = self._held.get(number)

@@ -51,6 +51,7 @@ _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
 """Validity of the authority of a queue, which is made at each start, and of its certificates, which are renewed."""
 _BACKDATED = timedelta(days=2)
 """How long before the present they begin, so that a wall clock that is set back refuses nobody."""
+_RENEW_AGAIN = timedelta(hours=1)
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -69,6 +70,7 @@ class LocalStack:
         self._timeout_s = timeout_s
         self._master: MasterProcess | None = None
         self._authority: KeyPair | None = None
+        self._renew_from = datetime.min.replace(tzinfo=timezone.utc)
         self._certificate = b""
         self._controllers: list[ServerProcess] = []
         self._settings: list[ControllerConfig] = []
@@ -266,8 +268,14 @@ class LocalStack:
         from transfer_queue.launch import certificates
 
         now = datetime.now(timezone.utc)
-        if certificates.is_due(self._certificate, now):
+        if now < self._renew_from or not certificates.is_due(self._certificate, now):
+            return
+        try:
             self._issue_certificates(now)
+        except StartError as error:  # the present ones are good for some time
+            self._renew_from = now + _RENEW_AGAIN
+            self._progress(f"certificates not renewed: {error}", time.monotonic() - self._began)
+        else:
             self._progress("certificates renewed", time.monotonic() - self._began)
 
     def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:

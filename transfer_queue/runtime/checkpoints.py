@@ -115,7 +115,8 @@ class Checkpoints:
         self._holder = self._limit = None
         put_off, self._put_off = self._put_off, {}
         for (connection, _), serve in put_off.items():
-            if not connection.closed:
+            # A client that has come back repeats its requests over its new connection.
+            if not connection.closed and connection.context.connection is connection:
                 serve()
 
     def _blocks(self) -> Iterable[tuple[int, int]]:

@@ -25,8 +25,10 @@ from transfer_queue.control.commands import (
     Commit,
     ConsumptionStatus,
     Fetch,
+    Lock,
     Lookup,
     ProductionStatus,
+    RenewLock,
     Reply,
     Value,
 )
@@ -88,6 +90,7 @@ __all__ = ["Controller", "main"]
 
 log = logging.getLogger(__name__)
 
+_TICK_AGAIN_S = 0.05
 _VALUE = ENCODER.encode(Value(msgspec.Raw(b"")))
 """All of a Value but what it holds, which comes last."""
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
@@ -230,7 +233,7 @@ class Controller(Server):
             if isinstance(body, Command) and isinstance(session, ClientSession):
                 if self.config.shards:
                     self._check_shard(body)
-                if body.mutates and self.checkpoints.holding:
+                if body.mutates and self.checkpoints.holding and not isinstance(body, Lock | RenewLock):
                     later = partial(self.serve, connection, request, body, payload, floor)
                     self.checkpoints.put_off(connection, request, later)
                     return
@@ -358,7 +361,7 @@ class Controller(Server):
         keep = command.mutates
         if keep:
             kept = session.kept_reply(request)
-            if kept is not None:
+            if kept is not None and not self._is_stale(command, kept):
                 return kept
             if request < session.floor:
                 raise RequestError(f"request {request} was answered and settled; it is not carried out again")
@@ -390,6 +393,10 @@ class Controller(Server):
             if self.journal is not None and self._changed_something(session.writer, request):
                 self.journal.add(KeptReply(session.writer, request, result))
         return result
+
+    def _is_stale(self, command: Command, kept: Reply) -> bool:
+        """Whether ``kept`` grants a lock that has ended: it ended with the connection over which it was granted."""
+        return isinstance(command, Lock) and isinstance(kept, Value) and not self.core.locks.is_held(kept.value["lock"])
 
     def notice(self, connection: Connection, body: Any) -> None:
         handler = self._notices.get((type(connection.context), type(body)))
@@ -530,6 +537,9 @@ class Controller(Server):
             self._after(session.connection.reply, answer.request, answer.reply)
 
     def _tick(self) -> None:
+        if self.checkpoints.holding:  # what ends with time changes rows, too
+            self._deadline = self._loop.call_later(_TICK_AGAIN_S, self._tick)
+            return
         self._deadline_at = None
         self.core.tick(self._loop.time())
         self._flush()
@@ -538,6 +548,8 @@ class Controller(Server):
         """Forget clients and units that stayed away."""
         timing = self.config.timing
         self._sweeper = self._loop.call_later(timing.heartbeat / 2, self._sweep)
+        if self.checkpoints.holding:
+            return
         now = self._loop.time()
         self.units.expire(now - timing.reconnect_grace, now)
         for session in self.clients.expired(now - timing.reconnect_grace):

@@ -298,6 +298,11 @@ def test_certificates_of_tq_up_are_renewed_before_their_end_while_programs_are_c
         stack._issue_certificates(datetime.now(timezone.utc))
         first = x509.load_pem_x509_certificate((tmp_path / "tls" / "client.pem").read_bytes())
         kept.put(row, partition_id="p")
+        monkeypatch.setattr(local, "_RENEW_AGAIN", timedelta(0))
+        blocked = tmp_path / "tls" / "client.new"
+        blocked.mkdir()
+        stack.restart_ended()  # cannot renew them now, and goes on
+        blocked.rmdir()
         wait_until(
             lambda: stack.restart_ended() or datetime.now(timezone.utc) > first.not_valid_after_utc,
             "the first one has ended",
