@@ -31,6 +31,9 @@ class LastWrites:
         self.connected: frozenset[str] = frozenset()
         """Clients that were connected at ``connected_at``, of the controller's clock."""
         self.connected_at = float("-inf")
+        self.missing: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        """Partition, fields -> the rows that lacked each of these fields at ``missing_at``."""
+        self.missing_at = float("-inf")
 
     def note(self, client: str, command: Commit, at: float) -> None:
         """Remember a put that was accepted."""

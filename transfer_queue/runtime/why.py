@@ -94,11 +94,24 @@ def explain_timeout(controller: Controller, command: Command, error: TransferQue
         return error
     if controller.access is not None and controller.access.limited:
         return error
-    fields = [name for name in command.fields if f"{name!r} is missing" in str(error)]
-    if command.partition not in controller.core.partitions:
-        fields = command.fields
-    words = in_words(find_writers(controller, dict.fromkeys(fields, 0)))
+    words = in_words(find_writers(controller, _missing(controller, command)))
     return WaitTimeoutError("; ".join([str(error), *words]))
+
+
+def _missing(controller: Controller, command: Fetch) -> dict[str, int]:
+    """The fields that rows lack, all fields if there are no rows; looked up once for all requests that end at the same
+    moment, since this costs time in proportion to the partition."""
+    partition = controller.core.partitions.get(command.partition)
+    if partition is None or not partition.rows:
+        return dict.fromkeys(command.fields, 0)
+    now, known = controller.now(), controller.last_writes
+    if now - known.missing_at > 0.1:
+        known.missing_at, known.missing = now, {}
+    key = command.partition, tuple(command.fields)
+    if key not in known.missing:
+        counts = controller.core.serving.missing(command, partition)
+        known.missing[key] = {name: rows for name, rows in counts.items() if rows}
+    return known.missing[key]
 
 
 def explain(picture: dict[str, Any], partition: str | None = None) -> list[str]:
@@ -132,14 +145,15 @@ def _waits(waiter: dict[str, Any]) -> str:
 
 def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Iterator[str]:
     """The field, and its writer, at which most chains of waiting tasks end, if this is not plain from one request."""
-    by_client: dict[str, list[dict[str, Any]]] = {}
-    for each in others:
-        by_client.setdefault(each.get("client", ""), []).append(each)
     seconds: Counter[str] = Counter()
     writers: dict[str, dict[str, Any]] = {}
     held: dict[str, set[str]] = {}
     for waiter in waiters:
-        for writer in _roots(waiter, by_client, []):
+        left: dict[str, list[dict[str, Any]]] = {}
+        for each in reversed(others):
+            if each is not waiter:
+                left.setdefault(each.get("client", ""), []).append(each)
+        for writer in _roots(waiter, left, []):
             field = writer["field"]
             writers.setdefault(field, writer)
             held.setdefault(field, set()).add(waiter["task"])
@@ -156,15 +170,18 @@ def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Itera
 
 
 def _roots(
-    waiter: dict[str, Any], by_client: dict[str, list[dict[str, Any]]], seen: list[int]
-) -> Iterator[dict[str, Any]]:
-    """Follow the fields that most rows lack to the writers that do not wait themselves."""
-    seen.append(id(waiter))
+    waiter: dict[str, Any], left: dict[str, list[dict[str, Any]]], found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Follow the fields that most rows lack to the writers that do not wait themselves, and add these to ``found``.
+    ``left``: client -> its waiters that were not followed yet; they are removed, so that each is followed once."""
     writers = waiter.get("writers", ())
     most = max((writer["rows"] for writer in writers), default=0)
     for writer in writers:
         if 2 * writer["rows"] < most:
             continue
-        behind = [each for each in by_client.get(writer["client"] or "", ()) if id(each) not in seen]
-        roots = [root for each in behind for root in _roots(each, by_client, seen)]
-        yield from roots or [writer]
+        behind, before = left.get(writer["client"] or "", []), len(found)
+        while behind:
+            _roots(behind.pop(), left, found)
+        if len(found) == before:
+            found.append(writer)
+    return found

@@ -1,0 +1,70 @@
+"""Why requests wait, in words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control.commands import BlockRef, Commit, Fetch
+from transfer_queue.control.core import ControlCore
+from transfer_queue.control.schema import FieldSchema
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.runtime.controller import Controller
+from transfer_queue.runtime.why import explain, explain_timeout
+
+
+class Waiter(dict[str, Any]):
+    """Counts how often it is followed."""
+
+    followed = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.followed += key == "writers"
+        return super().get(key, default)
+
+
+def make_waiter(number: int) -> Waiter:
+    writer = {
+        "field": "reward",
+        "rows": 1,
+        "client": "worker",
+        "task": "trainer",
+        "partition": "train",
+        "ago_s": 1.0,
+        "connected": True,
+        "clients": 1,
+        "clients_connected": 1,
+    }
+    return Waiter(
+        kind="fetch",
+        client="worker",
+        task=f"task {number % 2}",
+        partition="train",
+        waited_s=1.0,
+        rows=1,
+        lacks="nothing",
+        writers=[writer, {**writer, "field": "value"}],
+    )
+
+
+def test_each_waiter_is_followed_once_from_each_other_one() -> None:
+    waiters = [make_waiter(number) for number in range(20)]
+    explain({"waiters": waiters, "units": [], "expected_units": 0})
+    assert max(waiter.followed for waiter in waiters) <= len(waiters) + 1
+
+
+async def test_a_fetch_that_timed_out_names_the_writer_of_a_field_that_its_partition_has_not_seen_yet() -> None:
+    core = ControlCore()
+    controller = Controller(ControllerConfig(), core, asyncio.get_running_loop())
+    core.unit_joined(1, [], 0.0)
+    tokens, reward = (FieldSchema(name, "ragged", "int64", (None,)) for name in ("tokens", "reward"))
+    core.apply(Commit("new", append=2, fields=[tokens], blocks=[BlockRef(1, 1, 0, 2, 100)]), 0.0, client=1, request=0)
+    controller.last_writes.note("hung", Commit("old", append=2, fields=[reward]), 0.0)
+    controller.last_writes.note("busy", Commit("old", append=2, fields=[tokens]), 0.0)
+    command = Fetch("new", fields=["tokens", "reward"], batch_size=2, task="trainer")
+    shortfall = core.serving.shortfall(command, core.partitions["new"])
+    error = explain_timeout(controller, command, WaitTimeoutError(shortfall))
+    assert "'reward' was last written" in str(error)
+    assert "in 'old' by hung" in str(error)
+    assert "busy" not in str(error)
