@@ -61,7 +61,7 @@ class Group:
                 self._activity[slot] += amount
         new.sort(key=lambda item: item[0], reverse=True)
         changed: list[int] = []
-        key_of: dict[int, Any] = {}
+        key_of: dict[int, Any] | None = None
         self.left_out = 0
         for amount, key in new:
             if self._free:
@@ -71,9 +71,10 @@ class Group:
                 if self._activity[slot] >= amount:
                     self.left_out = len(new) - len(changed)
                     break
-                key_of = key_of or {place: name for name, place in self.slots.items()}
+                if key_of is None:
+                    key_of = {place: name for name, place in self.slots.items()}
                 del self.slots[key_of[slot]]
-            key_of[slot] = key
+                key_of[slot] = key
             self.slots[key] = slot
             self._activity[slot] = amount
             changed.append(slot)

@@ -59,6 +59,12 @@ def test_more_active_keys_take_the_room_of_less_active_ones_and_start_empty() ->
     assert history.read("tasks", [], 3600, 10).series == {}
 
 
+def test_a_new_key_takes_the_last_free_room_and_another_that_of_an_older_key() -> None:
+    history = make_history()
+    history.admit("tasks", {"a": 1.0})
+    assert set(history.admit("tasks", {"b": 9.0, "c": 7.0})) == {"b", "c"}
+
+
 def test_the_size_does_not_grow() -> None:
     history = make_history()
     before = history.nbytes
