@@ -44,6 +44,7 @@ class Timeline:
         self._second = 0
         self._left = _A_SECOND
         self._last_put: tuple[Any, ...] | None = None  # kept once it is known to have ended a wait
+        self._kept_put = 0  # the number of the last put that was kept
 
     def room(self, now: float) -> bool:
         """Whether one more event of this second is kept."""
@@ -75,9 +76,9 @@ class Timeline:
 
     def _keep(self, event: tuple[Any, ...]) -> None:
         kind, stage, client, partition, fields, rows, start, end = event
-        if kind == "put":
-            self._last_put = None
         self._number += 1
+        if kind == "put":
+            self._last_put, self._kept_put = None, self._number
         names = tuple(getattr(field, "name", field) for field in fields[:_MOST_FIELDS])
         self._events.append(Event(self._number, kind, stage, client, partition, names, rows, start, end))
 
@@ -100,7 +101,7 @@ class Timeline:
             if self._last_put is not None:
                 self._keep(self._last_put)
                 self.left_out -= 1
-            put = next((event.number for event in reversed(self._events) if event.kind == "put"), 0)
+            put = self._kept_put
         self._number += 1
         shown = tuple(fields[:_MOST_FIELDS])
         self._events.append(Event(self._number, "wait", task, client, partition, shown, rows, start, end, put))

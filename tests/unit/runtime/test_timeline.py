@@ -22,3 +22,11 @@ def test_a_wait_that_no_put_ended_has_no_arrow_and_other_partitions_are_left_out
     timeline.add("put", "rollout", "r0", "train", ["tokens"], 1, 10.0, 10.0)
     timeline.wait("trainer", "t0", "other", ["tokens"], 0, 10.0, 12.0, False)
     assert [(event["kind"], event["ended_by"]) for event in timeline.view("other")] == [("wait", 0)]
+
+
+def test_all_waits_that_one_put_ended_are_kept_with_it_however_many_there_are() -> None:
+    timeline = Timeline()
+    timeline.add("put", "rollout", "r0", "train", ["tokens"], 8, 10.0, 10.0)
+    for _ in range(5000):
+        timeline.wait("trainer", "t0", "train", ["tokens"], 8, 10.0, 11.0, True)
+    assert {event["ended_by"] for event in timeline.view()} == {1}
