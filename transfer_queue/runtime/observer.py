@@ -7,6 +7,7 @@ series are looked at, and the search for the fields that requests lack ends afte
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -49,6 +50,8 @@ _LOOK_S = 0.002
 _MOST_BIRTHS = 128
 _POINTS = 100
 _SPANS_S = (60, 86400)
+_MOST_ANSWERS = 64
+"""Of one second that are kept, about 60 kB each."""
 _WAIT_ACTIVITY = 1000.0
 """Rows that a request which waits a second counts for when partitions compete for room."""
 _JSON = msgspec.json.Encoder(decimal_format="number")
@@ -111,6 +114,7 @@ class Observer:
         self._births: dict[str, tuple[list[int], list[float]]] = {}  # of partitions with series: ordinals, times
         self._lacks: dict[Any, _Reason] = {}  # what each waiting subscription lacked when it was looked at last
         self._last_put: tuple[str, Commit, bytes] | None = None
+        self._answers: dict[tuple[float, str], bytes] = {}  # to the pages that ask until the next sample
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -237,6 +241,7 @@ class Observer:
         history.record(now, values)
         self._partitions, self._tasks, self._reasons, self._whole = {}, {}, {}, _Flow()
         self._sampled = now
+        self._answers.clear()
 
     def _look_at(self, partition: Partition, flow: _Flow, now: float) -> None:
         """Ready rows of its tasks, and how many rows it has had by now."""
@@ -313,10 +318,17 @@ class Observer:
     async def page(self, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
         """JSON for ``/api/history?span=SECONDS&partition=NAME``."""
         try:
-            span_s = min(max(float(query.get("span", "3600")), _SPANS_S[0]), _SPANS_S[1])
+            span_s = float(query.get("span", "3600"))
         except ValueError:
+            span_s = math.nan
+        if not span_s > 0:
             span_s = 3600.0
-        return "application/json", [_JSON.encode(self.view(span_s, query.get("partition", "")))]
+        asked = min(max(span_s, _SPANS_S[0]), _SPANS_S[1]), query.get("partition", "")
+        if asked not in self._answers:
+            if len(self._answers) == _MOST_ANSWERS:
+                self._answers.clear()
+            self._answers[asked] = _JSON.encode(self.view(*asked))
+        return "application/json", [self._answers[asked]]
 
     async def timeline_page(self, query: Mapping[str, str]) -> tuple[str, list[bytes]]:
         """JSON for ``/api/timeline?partition=NAME``: the newest events, and waits that go on as events of number 0.
