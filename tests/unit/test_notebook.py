@@ -45,7 +45,7 @@ def test_the_state_of_a_queue_is_a_table_with_bars_and_plain_text() -> None:
     picture = {
         "queue": "default",
         "rows": 4,
-        "clients": 3,
+        "clients": 1,
         "partitions": [partition],
         "waiters": [],
         "units": [{"connected": True}, {"connected": False}],
@@ -53,7 +53,7 @@ def test_the_state_of_a_queue_is_a_table_with_bars_and_plain_text() -> None:
     }
     status = QueueStatus(picture)
     assert repr(status).splitlines() == [
-        "default: 4 rows, 1 partitions, 3 clients, 1 of 2 storage units",
+        "default: 4 rows, 1 partition, 1 client, 1 of 2 storage units",
         "  <b>train: 4 rows; tokens 4/4, re&ward 1/4",
         "no request is waiting",
         "1 of 2 storage units are connected",

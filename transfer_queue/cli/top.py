@@ -207,7 +207,7 @@ def _headline(picture: dict[str, Any], speed: dict[str, float] | None) -> str:
     parts = [
         f"{printable(picture['queue'])} ({picture['backend']})",
         f"{picture['rows']} rows" + ("" if most is None else f" of {most}"),
-        f"{picture['clients']} clients",
+        f"{picture['clients']} client{'' if picture['clients'] == 1 else 's'}",
     ]
     if speed is not None:
         parts.append(f"in {speed['rows_put']:.0f} rows/s, {human_bytes(speed['bytes_put'])}/s")

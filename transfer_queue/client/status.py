@@ -53,7 +53,9 @@ class QueueStatus:
     def _title(self) -> str:
         there = sum(unit["connected"] for unit in self.units)
         units = f"{there} of {len(self.units)} storage units" if self.units else "no storage units"
-        return f"{self.queue}: {self.rows} rows, {len(self.partitions)} partitions, {self.clients} clients, {units}"
+        counts = ((self.rows, "row"), (len(self.partitions), "partition"), (self.clients, "client"))
+        parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts]
+        return f"{self.queue}: {', '.join([*parts, units])}"
 
     def _newest(self) -> list[dict[str, Any]]:
         return self.partitions[::-1][:_MOST_PARTITIONS]

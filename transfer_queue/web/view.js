@@ -200,7 +200,7 @@ function summary() {
   const most = now.sample_capacity === null ? "" : ` of ${now.sample_capacity}`;
   const there = now.units.filter((unit) => unit.connected).length;
   const storage = now.expected_units ? `, ${there} of ${now.expected_units} storage units` : "";
-  return `${now.rows}${most} rows, ${now.clients} clients${storage}, backend ${now.backend}${flow}`;
+  return `${now.rows}${most} rows, ${now.clients} client${now.clients === 1 ? "" : "s"}${storage}, backend ${now.backend}${flow}`;
 }
 
 function draw() {
