@@ -111,16 +111,23 @@ def _rows_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Iter
 def _names_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Generator[None, None, list[str]]:
     """The fields that are asked for, or else those that all rows have. Raises as `_require` where that is asked for."""
     common: list[str] | None = command.fields
+    seen: set[str] = set()  # fields that all rows of some part have
     for partition, rows in _rows_in_parts(partitions, command):
         if command.fields is None and row_count(rows):
             ready = partition.fields.complete_names(rows)
             common = ready if common is None else [name for name in common if name in set(ready)]
+            seen.update(ready)
         if command.require_ready:
             try:
                 _require(partition, rows, command)
             except (DataLostError, NotReadyError):
                 _require(partition, _find(partition, command), command)  # names all rows
                 raise
+            if command.alike and command.fields is None and len(seen) > len(common or ()):  # the parts differ
+                everything = _find(partition, command)
+                _require(partition, everything, command)
+                common = partition.fields.complete_names(everything)  # the fields were written meanwhile
+                seen = set(common)
         yield
     return common or []
 

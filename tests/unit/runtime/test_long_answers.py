@@ -212,6 +212,23 @@ async def test_a_long_lookup_has_the_places_schemas_and_lengths_of_all_rows() ->
     await controller.close()
 
 
+async def test_a_long_lookup_refuses_a_field_that_whole_parts_lack() -> None:
+    core = ControlCore()
+    loop = asyncio.get_running_loop()
+    controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
+    _written(core, 1, list(range(10_240)), {"x": (1,)})
+    _written(core, 2, list(range(4_096)), {"y": (1,)})
+    lookup = Lookup("p", keys=[f"k{row}" for row in range(10_240)], require_ready=True, alike=True)
+    with pytest.raises(NotReadyError, match="field 'y' is not ready for") as whole:
+        core.apply(lookup, 0.0)
+    with pytest.raises(NotReadyError) as in_parts:
+        await looked_up(controller.long_answers, lookup)
+    assert str(in_parts.value) == str(whole.value)
+    _written(core, 3, list(range(4_096, 10_240)), {"y": (1,)})
+    assert [field.name for field in (await looked_up(controller.long_answers, lookup)).fields] == ["x", "y"]
+    await controller.close()
+
+
 async def test_long_status_arrays_are_those_of_the_core() -> None:
     core = ControlCore()
     loop = asyncio.get_running_loop()
