@@ -133,6 +133,11 @@ class ControlCore:
         self.cancel(client, None, now)
         self.locks.disconnected(client, now)
 
+    def client_returned(self, former: int, client: int) -> None:
+        """The client that had the number ``former`` has the number ``client``: it may complete its groups."""
+        for partition in self.partitions.values():
+            partition.renumber_client(former, client)
+
     def client_gone(self, client: int, now: float) -> None:
         """The client will not be heard of again: what it has not acknowledged goes back."""
         self.disconnected(client, now)

@@ -309,6 +309,11 @@ class Partition:
         if end % group and (first % group == 0 or first // group != end // group):
             self._group_client = client
 
+    def renumber_client(self, former: int, client: int) -> None:
+        """The client ``former`` goes on under another number."""
+        if self._group_client == former:
+            self._group_client = client
+
     def write(
         self, rows: Rows, fields: list[FieldSchema], refs: list[BlockRef], lengths: dict[str, bytes], fresh: bool
     ) -> list[Subscription]:

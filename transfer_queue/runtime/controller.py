@@ -184,6 +184,8 @@ class Controller(Server):
         if principal is not None and principal.name:  # so that nobody resumes another principal's session
             hello = msgspec.structs.replace(hello, client_id=f"{principal.name}/{hello.client_id}")
         session, resumed = self.clients.admit(hello, connection)
+        if hello.writer and hello.run == self.run and self.clients.get(hello.writer) is None:  # after its session ended
+            self.core.client_returned(hello.writer, session.writer)
         if session.parked:  # of a connection that is not yet known to be dead; the client asks again
             session.parked.clear()
             self.core.cancel(session.writer, None, self._loop.time())
