@@ -155,7 +155,8 @@ async def async_kv_batch_put(
 
     Example:
         >>> rows = TensorDict({"tokens": torch.ones(2, 7), "reward": torch.zeros(2)}, batch_size=[2])
-        >>> await tq.async_kv_batch_put(["a", "b"], "train", rows).fields
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train", rows)
+        >>> meta.fields
         ['reward', 'tokens']
     """
     client = current_client()
@@ -259,8 +260,8 @@ async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, 
 
     Example:
         >>> meta = await tq.async_kv_put("a", "train", tag={"status": "finished"})
-        >>> listed = await tq.async_kv_list("train")["train"]
-        >>> finished = [key for key, tag in listed.items() if tag.get("status") == "finished"]
+        >>> listed = await tq.async_kv_list("train")
+        >>> finished = [key for key, tag in listed["train"].items() if tag.get("status") == "finished"]
     """
     client = current_client()
     return await client.async_run(client.kv.list_keys, partition_id)

@@ -283,6 +283,11 @@ def current_client() -> TransferQueueClient:
         return _state.client
 
 
+def open_client(client_id: str, config: AttachConfig) -> TransferQueueClient:
+    """A further client, with the calls of every generation of programs. The caller closes it."""
+    return TransferQueueClient(client_id, config)
+
+
 def _attach(config: AttachConfig) -> TransferQueueClient:
     return TransferQueueClient(f"TransferQueueClient_{os.getpid()}", config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -69,12 +70,13 @@ def kv_global_lock(
     """
     names, client = check_lock(keys, partition_id, timeout, blocks="kv_global_lock"), current_client()
     with _held.block():
-        lock = _take(client, names, partition_id, timeout, lease_s)
+        lock, owner = _take(client, names, partition_id, timeout, lease_s), os.getpid()
         try:
             yield lock
             lock.check()
         finally:
-            _give_back(client, lock)
+            if os.getpid() == owner:  # a forked child that leaves the block has no lock
+                _give_back(client, lock)
 
 
 @asynccontextmanager
@@ -128,7 +130,10 @@ async def async_kv_update(
         """None: somebody wrote the fields meanwhile."""
         try:
             cells = await client.async_run(client.kv.read_cells, key, partition_id, update.names)
-            changed = update.changed(cells)
+        except StorageKeyNotFoundError:
+            return None
+        changed = update.changed(cells)  # what the user's parser raises is for the caller
+        try:
             return await client.async_run(client.kv.write_cells, key, partition_id, changed, cells.blocks)
         except (RowChangedError, StorageKeyNotFoundError):
             return None
@@ -145,3 +150,11 @@ async def async_kv_update(
 
 
 kv_update = blocking(async_kv_update)
+
+
+def _renew_in_child() -> None:
+    global _held
+    _held = Held("kv_global_lock")  # the lock that was held at the fork is the parent's
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

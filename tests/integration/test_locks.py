@@ -18,6 +18,7 @@ import transfer_queue as tq
 from tests.integration.stack import Stack
 from tests.waiting import until, wait_until
 from transfer_queue.control.commands import RenewLock, Snapshot
+from transfer_queue.errors import StorageKeyNotFoundError
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -319,3 +320,52 @@ def _collect(call: Any, failures: list[BaseException]) -> None:
         call()
     except BaseException as error:  # noqa: BLE001 - raised in the test's thread
         failures.append(error)
+
+
+def test_what_a_parser_raises_ends_the_update(queue: Stack) -> None:
+    partition = f"p-{uuid.uuid4().hex}"
+    tq.kv_put("n", partition, {"n": torch.tensor(1)})
+    error = StorageKeyNotFoundError("of a row that the parser read")
+
+    def parser(old: Any, new: Any) -> Any:
+        raise error
+
+    with pytest.raises(StorageKeyNotFoundError) as caught:
+        tq.kv_update("n", partition, "n", torch.tensor(1), parser)
+    assert caught.value is error
+
+
+def test_calls_in_a_loop_that_a_parser_runs_go_on_side_by_side(queue: Stack) -> None:
+    """One waits for the row that the other puts."""
+    partition = f"p-{uuid.uuid4().hex}"
+    tq.kv_put("n", partition, {"n": torch.tensor(1)})
+
+    async def both() -> int:
+        client = tq.get_client()
+        waiting = asyncio.create_task(client.async_get_meta(["x"], 1, f"{partition}-x", task_name="t", timeout=60))
+        await asyncio.sleep(0)
+        await tq.async_kv_put("k", f"{partition}-x", {"x": torch.tensor(1)})
+        return len((await waiting).global_indexes)
+
+    tq.kv_update("n", partition, "n", torch.tensor(1), lambda old, new: old + asyncio.run(both()))
+    assert int(tq.kv_batch_get("n", partition)["n"][0]) == 2
+
+
+FORK = """
+import os, sys
+import transfer_queue as tq
+
+tq.init({"controller": {"addresses": [sys.argv[1]]}})
+with tq.kv_global_lock("k", sys.argv[2], timeout=60) as lock:
+    child = os.fork()
+    if not child:
+        sys.exit(7)  # unwinds the block
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    lock.check()
+"""
+
+
+def test_a_forked_child_that_leaves_the_block_gives_nothing_back(queue: Stack) -> None:
+    command = [sys.executable, "-c", FORK, queue.address, f"p-{uuid.uuid4().hex}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr

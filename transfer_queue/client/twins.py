@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import threading
@@ -19,6 +20,8 @@ _NAMED = re.compile(r"(?<=`)async_(?=\w+`)")
 
 class _Mode(threading.local):
     blocking = False
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop that runs in the thread that called the twin."""
 
 
 _mode = _Mode()
@@ -26,7 +29,8 @@ _mode = _Mode()
 
 def is_blocking() -> bool:
     """Whether the calling coroutine belongs to a blocking twin: it waits in its thread and never suspends."""
-    return _mode.blocking
+    # A user's parser may run a loop of its own within a twin, whose coroutines suspend.
+    return _mode.blocking and asyncio._get_running_loop() is _mode.loop
 
 
 def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -45,13 +49,14 @@ def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     @functools.wraps(call)
     def twin(*args: P.args, **kwargs: P.kwargs) -> T:
         work = call(*args, **kwargs)
-        before, _mode.blocking = _mode.blocking, True
+        before = _mode.blocking, _mode.loop
+        _mode.blocking, _mode.loop = True, asyncio._get_running_loop()
         try:
             work.send(None)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         finally:
-            _mode.blocking = before
+            _mode.blocking, _mode.loop = before
             work.close()
         raise AssertionError(f"{call.__qualname__} was suspended, so it has no blocking twin")
 

@@ -30,7 +30,7 @@ from transfer_queue.errors import (
     RequestError,
     SamplerError,
 )
-from transfer_queue.lifecycle import current_client, get_client, queue_named_by
+from transfer_queue.lifecycle import current_client, get_client, open_client, queue_named_by
 from transfer_queue.metadata import BatchMeta
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ class StreamingDataset(IterableDataset[Any]):
         if shared is not None and shared.config == self._attach:
             return shared
         if self._own_client is None:
-            self._own_client = Client(f"StreamingDataset_{os.getpid()}", self._attach)
+            self._own_client = open_client(f"StreamingDataset_{os.getpid()}", self._attach)
         return self._own_client
 
     def close(self) -> None:
