@@ -10,13 +10,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from transfer_queue.client.options import ClientOptions
 from transfer_queue.compat.client import TransferQueueClient
 from transfer_queue.compat.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
-from transfer_queue.config.document import validate_document
+from transfer_queue.config.document import parse_bytes, validate_document
 from transfer_queue.config.init_settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.config.running import noted_queues
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _CLIENT_CHOICES = ("layout", "missing_fields", "traces")
 """Settings of each client, not of the queue."""
+_INHERITED = "TQ_INHERITED_FILE"
+"""Variable with the file to which ``init()`` of a parent process set ``TQ_CONFIG_FILE``."""
 
 
 class LocalQueue(Protocol):
@@ -144,16 +148,20 @@ def _attach_to_found(config: AttachConfig, conf: DictConfig | Mapping[str, Any] 
     wanted = controller.get("sampler") if isinstance(controller, Mapping) else None
     if isinstance(wanted, Mapping):
         wanted = wanted.get("name")
-    if wanted is not None and not isinstance(wanted, str):
-        wanted = (wanted if isinstance(wanted, type) else type(wanted)).__qualname__
-    if wanted and client.sampler and re.split("[.:]", wanted)[-1] != re.split("[.:]", client.sampler)[-1]:
+    if wanted and client.sampler and _sampler_name(wanted) != _sampler_name(client.sampler):
         log.warning(
             "the queue at %s samples with %s, not with %s of conf: it was started with its own settings",
             ", ".join(config.controller.addresses),
             client.sampler,
-            wanted,
+            wanted if isinstance(wanted, str) else _sampler_name(wanted),
         )
     return cast("DictConfig | None", conf)
+
+
+def _sampler_name(sampler: object) -> str:
+    """Return the last part of the name of ``sampler``, a sampler, its class or a name."""
+    kind = sampler if isinstance(sampler, type) else type(sampler)
+    return re.split("[.:]", sampler if isinstance(sampler, str) else kind.__qualname__)[-1]
 
 
 def _start(conf: DictConfig | Mapping[str, Any] | None, ranks: Ranks | None) -> DictConfig:
@@ -230,11 +238,13 @@ def _leave(reason: str) -> None:
     if _state.local is not None and not _state.local.created:
         _state.local = None  # ``stop`` would end the queue that took its place
     close()
+    if os.environ.get(_INHERITED, "") == os.environ.get("TQ_CONFIG_FILE"):  # not a choice of the user
+        del os.environ["TQ_CONFIG_FILE"]
 
 
 def _export(attach_file: str) -> None:
     """Let child processes find the queue of this process."""
-    os.environ["TQ_CONFIG_FILE"] = _state.exported = attach_file
+    os.environ["TQ_CONFIG_FILE"] = os.environ[_INHERITED] = _state.exported = attach_file
     _state.exporter = os.getpid()
 
 
@@ -242,6 +252,7 @@ def _withdraw() -> None:
     exported, _state.exported = _state.exported, ""
     if exported and os.environ.get("TQ_CONFIG_FILE") == exported:
         del os.environ["TQ_CONFIG_FILE"]
+        os.environ.pop(_INHERITED, None)
 
 
 def get_client() -> TransferQueueClient:
@@ -370,12 +381,13 @@ def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None
 def _warn_of_differences(conf: DictConfig | Mapping[str, Any] | None) -> None:
     assert _state.client is not None
     config = _state.client.config
-    choices = {name: getattr(config, name) for name in _CLIENT_CHOICES}
-    in_effect = {"controller.addresses": config.controller.addresses, **choices, **dict(leaves(_state.conf or {}))}
+    options = ClientOptions.of(config)
+    choices = {"layout": options.layout, "missing_fields": options.missing_fields, "traces": config.traces}
+    in_effect = {"controller.addresses": config.controller.addresses, **dict(leaves(_state.conf or {})), **choices}
     differing = [
         f"{path}: {value!r} (in effect: {in_effect.get(path, 'not set')!r})"
         for path, value in leaves(_plain(conf) or {})
-        if value is not None and value != in_effect.get(path)
+        if value is not None and not _same(path, value, in_effect.get(path))
     ]
     if differing:
         warnings.warn(
@@ -383,6 +395,15 @@ def _warn_of_differences(conf: DictConfig | Mapping[str, Any] | None) -> None:
             f"{', '.join(differing)}. Call transfer_queue.close() first for a queue with other settings",
             stacklevel=3,
         )
+
+
+def _same(path: str, given: object, in_effect: object) -> bool:
+    """Whether the setting ``path`` means the same: samplers also by class and name, sizes in any unit."""
+    if path == "controller.sampler" and in_effect is not None and str in (type(given), type(in_effect)):
+        return _sampler_name(given) == _sampler_name(in_effect)
+    with suppress(ValueError):
+        return parse_bytes(given) == parse_bytes(in_effect)
+    return given == in_effect
 
 
 def _renew_lock_in_child() -> None:

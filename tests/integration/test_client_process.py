@@ -209,6 +209,37 @@ assert len(psutil.Process().children()) == 2, psutil.Process().children()
     assert "init() looks for a queue again" in ended
 
 
+@pytest.mark.parametrize("end", ["tq.close()", "controller.kill()"])
+def test_init_in_a_child_starts_a_queue_after_the_end_of_its_parents(end: str) -> None:
+    child = """
+import os, sys, torch, transfer_queue as tq
+from tests.waiting import wait_until
+tq.init()
+print("attached", flush=True)
+sys.stdin.readline()
+wait_until(lambda: tq.get_client().ended, "the client knows that the queue has ended", 60)
+tq.init(CONF)
+tq.kv_put("a", "p", {"x": torch.ones(3)})
+"""
+    code = f"""
+import subprocess, sys, psutil, transfer_queue as tq
+conf = {{"backend": {{"SimpleStorage": {{"num_data_storage_units": 1, "unit_capacity": "32Mi"}}}}}}
+tq.init(conf)
+(controller,) = (each for each in psutil.Process().children() if "transfer_queue.runtime.controller" in each.cmdline())
+child = subprocess.Popen(
+    [sys.executable, "-c", {child!r}.replace("CONF", repr(conf))], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
+assert child.stdout.readline() == b"attached\\n"
+{end}
+child.communicate(b"go on\\n", timeout=150)
+sys.exit(child.returncode)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert "init() looks for a queue again" in result.stderr
+    assert result.stderr.count("started a queue of its own") == 2
+
+
 def test_an_unreachable_controller_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQ_CONNECT_TIMEOUT", "0.3")
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9.*TQ_CONTROLLER_ADDRESS"):

@@ -159,7 +159,8 @@ class ControllerSession:
         if isinstance(self._failure, ConfigError):
             return str(self._failure)
         trouble = trouble_at(self._addresses)
-        return trouble.text if trouble is not None and trouble.state != "restarting" else ""
+        noted = trouble.text if trouble is not None and trouble.state != "restarting" else ""
+        return noted or self._credentials.target.gone
 
     def check_open(self) -> None:
         """Raises NotInitializedError once closed and ConnectionLostError once given up. The first attach raises
@@ -301,7 +302,7 @@ class ControllerSession:
                 trouble.state == "failed"
                 or (trouble.state == "down" and not self.welcome.run and trouble.queue == self._credentials.target.name)
             )
-            self._ended = trouble.text if trouble is not None and gone else ""
+            self._ended = trouble.text if trouble is not None and gone else self._credentials.target.gone
 
     async def _connect(self, address: str) -> None:
         hello = Hello("client", self._client_id, writer=self.welcome.writer, run=self.welcome.run)

@@ -39,11 +39,19 @@ class AttachSecurity(PeerSecurity):
 
 @dataclass(frozen=True)
 class Target:
-    """The expected queue. None: any. ``origin``: the setting that names it."""
+    """The expected queue. None: any. ``origin``: the setting that names it. ``folder``: where its files are."""
 
     name: str | None = None
     uid: str | None = None
     origin: str = ""
+    folder: str = ""
+
+    @property
+    def gone(self) -> str:
+        """Why the queue has ended, if its folder is gone, as after ``close()`` of the program that started it."""
+        if not self.folder or os.path.isdir(self.folder):
+            return ""
+        return f"queue {self.name or 'of this program'} ended: its folder {self.folder} is gone"
 
     def mismatch(self, name: str, uid: str | None, address: str) -> str | None:
         """Return why the queue at ``address`` is not the expected queue; None if it is."""
@@ -78,16 +86,17 @@ class AttachConfig(TerseDocument):
     traces: bool | None = None
     security: AttachSecurity = AttachSecurity()
     _origin: str = PrivateAttr(default="")
+    _folder: str = PrivateAttr(default="")
 
-    def found_in(self, origin: str) -> AttachConfig:
-        """Set the ``origin`` that errors name; return the same settings."""
-        self._origin = origin
+    def found_in(self, origin: str, *, folder: str = "") -> AttachConfig:
+        """Set the ``origin`` that errors name, and the ``folder`` of the queue; return the same settings."""
+        self._origin, self._folder = origin, folder
         return self
 
     @property
     def target(self) -> Target:
         """The expected queue."""
-        return Target(self.name, self.uid, self._origin)
+        return Target(self.name, self.uid, self._origin, self._folder)
 
 
 def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachConfig | None:
@@ -102,7 +111,8 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
                 f"TQ_CONFIG_FILE={path}: there is no such file; the queue that made it has ended or never started: "
                 "start it and set the variable to its file, or unset it"
             )
-        return load_document(AttachConfig, path).found_in(f"TQ_CONFIG_FILE={path}")
+        folder = os.path.dirname(os.path.abspath(path))
+        return load_document(AttachConfig, path).found_in(f"TQ_CONFIG_FILE={path}", folder=folder)
     if addresses := environ.get("TQ_CONTROLLER_ADDRESS"):
         listed = [item.strip() for item in addresses.split(",") if item.strip()]
         for item in listed:

@@ -330,7 +330,7 @@ class LocalStack:
 
     @property
     def attach_config(self) -> AttachConfig:
-        return self.plan.attach_config(*self.controller_addresses)
+        return self.plan.attach_config(*self.controller_addresses).found_in("", folder=str(self.directory))
 
     def write_attach_config(self) -> Path:
         """Write the file that ``TQ_CONFIG_FILE`` names for programs that use the queue; returns its path."""

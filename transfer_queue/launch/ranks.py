@@ -118,4 +118,4 @@ def _read(file: str, host: str) -> AttachConfig:
     own = found.st_uid == folder.st_uid == os.getuid()
     if not own or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or folder.st_mode & 0o022:
         raise StartError(f"{file}, which the store of this job names as the queue of rank 0, is not this user's alone")
-    return load_document(AttachConfig, file).found_in("rank 0 of this job")
+    return load_document(AttachConfig, file).found_in("rank 0 of this job", folder=os.path.dirname(file))

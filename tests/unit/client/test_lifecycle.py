@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from transfer_queue import lifecycle
 from transfer_queue.client.client import AsyncClient
+from transfer_queue.config.attach import AttachConfig
 from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.sampler import SequentialSampler
 
 
 def test_servers_are_stopped_though_the_client_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +37,21 @@ def test_servers_are_stopped_though_the_client_cannot_be_closed(monkeypatch: pyt
     with pytest.raises(WaitTimeoutError):
         lifecycle.close()
     assert stopped
+
+
+def test_a_second_init_does_not_warn_of_the_same_settings_in_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = {"controller": {"addresses": ["127.0.0.1:9"]}}
+    state = lifecycle._State()
+    state.client = cast(Any, SimpleNamespace(config=AttachConfig.model_validate(address)))
+    state.conf = {"controller": {"sampler": SequentialSampler}, "unit_capacity": "64Mi", "missing_fields": None}
+    monkeypatch.setattr(lifecycle, "_state", state)
+    same = {"controller": {"sampler": "SequentialSampler"}, "unit_capacity": 64 << 20, "missing_fields": "error"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lifecycle._warn_of_differences(same)
+    other = {"controller": {"sampler": "GRPOGroupNSampler"}, "unit_capacity": "65Mi", "missing_fields": "drop"}
+    with pytest.warns(UserWarning, match=r"sampler.*unit_capacity.*missing_fields: 'drop' \(in effect: 'error'\)"):
+        lifecycle._warn_of_differences(other)
 
 
 def test_threads_that_use_a_client_of_the_parent_at_once_attach_it_once() -> None:
