@@ -85,8 +85,8 @@ def _measure(controller: Controller, partitions: int, rows: int, seconds: int) -
     answer = process_time() - started
     return {
         "partitions": partitions,
-        "rows": core.rows,
-        "waiting_requests": len(core.room),
+        "rows": core.state.rows,
+        "waiting_requests": len(core.wait_queue),
         "rings_mb": round(observer.history.nbytes / 1e6, 2),
         "sample_ms_median": round(1000 * median(samples), 2),
         "sample_ms_highest": round(1000 * max(samples), 2),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from transfer_queue._html import html_table
 from transfer_queue._kv_meta import KVBatchMeta, as_positions, check_parts, chunk_bounds, same_value, united_info
 from transfer_queue.compat.sample_meta import FieldMeta, ProductionStatus, RowField, Sample, SampleMeta
-from transfer_queue.control.commands import Batch, FamilyLocations
+from transfer_queue.control.commands import Batch, ColumnGroupLocations
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
@@ -438,7 +438,7 @@ def _located_at(batch: Batch, positions: Sequence[int]) -> Batch:
     return Batch(
         np.frombuffer(batch.indexes, "<i8")[rows].tobytes(),
         locations=[
-            FamilyLocations(
+            ColumnGroupLocations(
                 family.fields,
                 family.units,
                 family.blocks,

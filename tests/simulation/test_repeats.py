@@ -45,7 +45,7 @@ class Peer:
 
     @property
     def rows(self) -> int:
-        return self.world.server.controller.core.rows
+        return self.world.server.controller.core.state.rows
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.simulation.world import World
 from transfer_queue.control.commands import Acknowledge
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.locks import Locks
-from transfer_queue.control.subscription import CONSUMED
+from transfer_queue.control.row_states import CONSUMED
 from transfer_queue.runtime.durable import GroupCommit
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
@@ -101,9 +101,9 @@ class History:
         doubled = [row for row, times in self.world.delivered.items() if times > 1]
         assert not doubled, f"rows {doubled} were delivered twice"
         assert self.world.server.failure is None
-        blocks = self.world.server.controller.core.blocks
+        blocks = self.world.server.controller.core.state.blocks
         for slot in blocks.live_slots().tolist():
-            if blocks.unit.items[slot] in self.world.server.controller.core.units.lost:
+            if blocks.unit.items[slot] in self.world.server.controller.core.state.units.lost:
                 continue  # given up, though it may come back
             unit = self._unit(blocks.unit.items[slot])
             assert blocks.block.items[slot] in unit.blocks, "a row refers to a block that its unit does not hold"
@@ -114,7 +114,7 @@ class History:
     def _check_consumed(self) -> set[int]:
         """What was acknowledged stays consumed, whatever restarted since; nothing else is. Returns those rows."""
         consumed: set[int] = set()
-        partition = self.world.server.controller.core.partitions.get("p")
+        partition = self.world.server.controller.core.state.partitions.get("p")
         if partition is not None and LEASING_TASK in partition.tasks:
             mask = partition.tasks[LEASING_TASK].taken[slice(0, partition.table.used)] == CONSUMED
             consumed = {int(key) for key, ordinal in partition.keys.items() if mask[ordinal - partition.base]}
@@ -130,11 +130,11 @@ class History:
     def _check_settled(self) -> None:
         core = self.world.server.controller.core
         core.validate_state()
-        assert (core.locks.held, core.locks.waiting) == (0, 0), (
+        assert (core.state.locks.held, core.state.locks.waiting) == (0, 0), (
             "a lock outlives its holder, or a request waits for ever"
         )
         acknowledged = {row for client in self.clients for row in client.acknowledged}
-        partition = core.partitions.get("p")
+        partition = core.state.partitions.get("p")
         known = set() if partition is None else {int(key) for key in partition.keys}
         gone = acknowledged - known - self.world.cleared
         assert not gone, f"rows {sorted(gone)} were acknowledged and are gone"
@@ -148,7 +148,7 @@ class History:
         }
         assert not surprising, f"rows {sorted(surprising)} were delivered and never put"
         held = {block for unit in self.units for block in unit.blocks}
-        live = set(core.blocks.block.array[core.blocks.live_slots()].tolist())
+        live = set(core.state.blocks.block.array[core.state.blocks.live_slots()].tolist())
         assert held == live, f"{len(held - live)} blocks are held for nobody"
 
 
@@ -200,7 +200,7 @@ def _acknowledgements_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str,
     real = ControlCore._handlers[Acknowledge]
 
     def silent(self: ControlCore, *arguments: Any) -> Any:
-        with self.log.silenced():
+        with self.state.log.silenced():
             return real(self, *arguments)
 
     monkeypatch.setitem(ControlCore._handlers, Acknowledge, silent)

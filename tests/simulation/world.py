@@ -22,7 +22,7 @@ from transfer_queue.control.core import ControlCore
 from transfer_queue.journal import Journal
 from transfer_queue.journal.files import HEADER_BYTES
 from transfer_queue.runtime.controller import Controller
-from transfer_queue.runtime.recovery import start_keeping
+from transfer_queue.runtime.recovery import attach_journal
 from transfer_queue.wire.messages import Failure, Hello, Kind
 
 __all__ = ["Clock", "Link", "Server", "Timer", "World"]
@@ -184,7 +184,7 @@ class Server:
         self.journal = Journal(world.folder, segment_bytes=4096)
         self._world = world
         self._sync = world.random.random() < 0.5
-        start_keeping(
+        attach_journal(
             self.controller,
             self.journal,
             world.clock,  # type: ignore[arg-type]

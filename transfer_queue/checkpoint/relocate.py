@@ -26,7 +26,7 @@ COLUMNS: dict[str, Any] = {
 
 
 def relocate(state: Mapping[str, Any], refs: Mapping[int, Sequence[BlockRef]]) -> dict[str, Any]:
-    """``state`` as of ``control.state.dump``, with the block of each slot in ``refs`` in the parts given there, in
+    """``state`` as of ``control.snapshot.dump``, with the block of each slot in ``refs`` in the parts given there, in
     order of their rows. Blocks of other slots are lost."""
     old = {name: np.frombuffer(state["blocks"][name], dtype) for name, dtype in COLUMNS.items()}
     live = np.flatnonzero(old["cells"])

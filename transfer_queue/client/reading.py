@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer_queue.control.commands import Batch, FamilyLocations
+from transfer_queue.control.commands import Batch, ColumnGroupLocations
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import DataLostError
 from transfer_queue.storage.base import BlockRead, Fetched, UnitInfo
@@ -70,7 +70,7 @@ def plan_reads(batch: Batch, fields: Iterable[str], unit: Callable[[int], UnitIn
     return plan
 
 
-def _by_block(family: FamilyLocations) -> Iterable[tuple[int, Rows, Rows]]:
+def _by_block(family: ColumnGroupLocations) -> Iterable[tuple[int, Rows, Rows]]:
     """(block slot, positions in the batch, rows in the block) for each block that is used."""
     slots = np.frombuffer(family.block_of_row, dtype="<i4")
     rows = np.frombuffer(family.row_in_block, dtype="<i4")

@@ -85,7 +85,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "transfer_queue.controller": {
         "TransferQueueController": _ACTORS,
-        "DataPartitionStatus": "transfer_queue.control.draws:PartitionView",
+        "DataPartitionStatus": "transfer_queue.control.sampler_adapter:PartitionView",
     },
     "transfer_queue.storage": {**_MANAGER_BASE, **_SIMPLE, **_MOONCAKE, **_YUANRONG, **_RAY, **_CLIENT_BASE, **_UNIT}
     | _OLD_MANAGER_BASE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.control.arrays import Rows, row_count
+from transfer_queue.control.column_groups import Selection
 from transfer_queue.control.commands import Batch
-from transfer_queue.control.families import Selection
 from transfer_queue.control.partition import Partition
 
 __all__ = ["EMPTY_BATCH", "make_batch"]
@@ -34,9 +34,9 @@ def make_batch(partition: Partition, rows: Rows, selection: Selection, *, locate
 def row_status(selection: Selection, rows: Rows) -> bytes:
     """int8 bytes, a row each: has all the fields."""
     n = row_count(rows)
-    if selection.unknown or not selection.families:
+    if selection.unknown or not selection.column_groups:
         return bytes(n)
     status = np.ones(n, np.bool_)
-    for family in selection.families:
-        status &= family.slot.array[rows] > 0
+    for column_group in selection.column_groups:
+        status &= column_group.slot.array[rows] > 0
     return status.tobytes()

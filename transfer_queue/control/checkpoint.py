@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transfer_queue.control import state
-from transfer_queue.control.draws import FAULTS
+from transfer_queue.control import snapshot
+from transfer_queue.control.core import ControlCore
+from transfer_queue.control.description import validate
 from transfer_queue.control.records import StateAdopted
+from transfer_queue.control.sampler_adapter import FAULTS
+from transfer_queue.control.state import ControlState
 from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyError, RequestError, SamplerError
 
-if TYPE_CHECKING:
-    from transfer_queue.control.core import ControlCore
-
-__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted", "load"]
+__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted"]
 
 NO_UNIT = -1
 """In an adopted state: the storage unit of blocks whose bytes are lost."""
@@ -45,22 +45,23 @@ def adopt(
     Raises QueueNotEmptyError, CapacityError, DataLostError, SamplerError, RequestError for a damaged state; then
     nothing changed.
     """
-    core.leases.now = core.leases.now if now is None else now
+    state = core.state
+    state.leases.now = state.leases.now if now is None else now
     if not replace:
         check_empty(core)
-    moved = _moved(core, captured)
+    moved = _moved(state, captured)
     moved.pop("locks", None)  # a checkpoint has none; a file that has some was made by hand
-    scratch = type(core)(shard=core.space.shard)
+    scratch = ControlState(shard=state.space.shard)
     try:
-        state.load(scratch, moved)
-        scratch.validate_state()
+        snapshot.load(scratch, moved)
+        validate(scratch)
     except (KeyError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
         raise RequestError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if core.sample_capacity is not None and scratch.rows > core.sample_capacity:
         raise CapacityError(
             f"the checkpoint has {scratch.rows} rows, the sample capacity of this queue is {core.sample_capacity}"
         )
-    lost = sorted((core.units.lost - {NO_UNIT}) & set(scratch.blocks.unit.array[scratch.blocks.live_slots()].tolist()))
+    lost = sorted((state.units.lost - {NO_UNIT}) & set(scratch.blocks.unit.array[scratch.blocks.live_slots()].tolist()))
     if lost:
         raise DataLostError(f"storage unit {lost[0]} was lost while the checkpoint was loaded; load it again")
     name, kept = captured.get("sampler", ["", {}])
@@ -70,22 +71,19 @@ def adopt(
         except FAULTS as error:  # boundary to a user's code
             raise SamplerError(f"{name}.load_checkpoint raised {type(error).__name__}") from error
     else:
-        for partition_name in core.partitions:
-            core.serving.drawer.forget(partition_name)
-    gone = {name: partition.rows for name, partition in core.partitions.items() if partition.rows}
-    load(core, moved)
-    if core.log.journaling:
-        core.log.record(StateAdopted(moved))
-    for partition in core.partitions.values():
-        core.serving.adopt(partition)
-        core.serving.serve(partition, partition.subscriptions.values())
-    core.admit()
+        for partition_name in state.partitions:
+            core.serving.adapter.forget(partition_name)
+    gone = state.rows_by_partition()
+    snapshot.replace(state, moved)
+    if state.log.journaling:
+        state.log.record(StateAdopted(moved))
+    core.serve_all()
     return gone
 
 
 def check_empty(core: ControlCore) -> None:
     """Raises QueueNotEmptyError if a partition has rows."""
-    found = {name: partition.rows for name, partition in core.partitions.items() if partition.rows}
+    found = core.state.rows_by_partition()
     if found:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
@@ -100,31 +98,16 @@ def counted(rows: dict[str, int]) -> str:
     return f"{sum(rows.values())} rows ({names}{more})"
 
 
-def load(core: ControlCore, moved: dict[str, Any]) -> None:
-    """Not for hosts: a part of adopting, and of its replay."""
-    with core.log.silenced():  # the record of the adoption implies these clears
-        for partition in list(core.partitions.values()):
-            core.clear_partition(partition)
-    core.space.used = 0
-    state.load(core, moved)
-    with core.log.silenced():
-        for partition in core.partitions.values():  # whoever had taken rows was a client of the other queue
-            for task in partition.tasks.values():
-                task.last_fetch = core.leases.now
-                for lease in list(task.leases.values()):
-                    partition.end_lease(task, lease, partition.returning(task, lease))
-
-
-def _moved(core: ControlCore, captured: dict[str, Any]) -> dict[str, Any]:
-    """The state with extents that this core has not given out."""
+def _moved(state: ControlState, captured: dict[str, Any]) -> dict[str, Any]:
+    """The state with extents that this controller has not given out."""
     try:
         found = captured["state"]
-        shift = (core.space.used << EXTENT_BITS) + (core.space.shard << SHARD_BITS)
+        shift = (state.space.used << EXTENT_BITS) + (state.space.shard << SHARD_BITS)
         partitions = [
             {**partition, "extents": [(start & ((1 << SHARD_BITS) - 1)) + shift for start in partition["extents"]]}
             for partition in found["partitions"]
         ]
-        extents = found["extents"] + core.space.used
+        extents = found["extents"] + state.space.used
     except (KeyError, TypeError) as error:
         raise RequestError(f"the state is damaged: {type(error).__name__}: {error}") from error
-    return {**found, "shard": core.space.shard, "extents": extents, "partitions": partitions}
+    return {**found, "shard": state.space.shard, "extents": extents, "partitions": partitions}

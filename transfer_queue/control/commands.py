@@ -23,12 +23,12 @@ __all__ = [
     "Batch",
     "BlockRef",
     "Clear",
+    "ColumnGroupLocations",
     "Command",
     "Commit",
     "Committed",
     "ConsumptionStatus",
     "Done",
-    "FamilyLocations",
     "Fetch",
     "KeysOf",
     "ListKeys",
@@ -60,8 +60,8 @@ class BlockRef(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class FamilyLocations(msgspec.Struct, frozen=True, array_like=True):
-    """Where the rows of a batch lie, for fields that were always written together.
+class ColumnGroupLocations(msgspec.Struct, frozen=True, array_like=True):
+    """The locations of the rows of a batch, for fields that were always written together.
 
     Row ``i`` of the batch is row ``row_in_block[i]`` of ``blocks[block_of_row[i]]`` on unit ``units[block_of_row[i]]``.
     ``block_of_row`` and ``row_in_block`` are i32 bytes of one entry per row of the batch.
@@ -190,8 +190,8 @@ class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
 
 
 class Acknowledge(Command, frozen=True, tag=True, omit_defaults=True):
-    """``task`` is done with the rows ``indexes`` (i64 bytes): they are consumed, whoever has them. Rows and partitions
-    that do not exist are ignored. Answer: Done."""
+    """``task`` is done with the rows ``indexes`` (i64 bytes): they are consumed, also if another client
+    has them. Rows and partitions that do not exist are ignored. Answer: Done."""
 
     roles = CONSUMERS
     mutates = True
@@ -313,8 +313,8 @@ class Batch(Reply, frozen=True, tag=True, omit_defaults=True):
     """Rows of one partition, in order. ``status`` (int8 bytes): all of the asked fields ready, a row each.
 
     ``tags`` is empty when no row of the partition has a tag, ``keys`` None when none has a key. ``fields``: the asked
-    ones that at least one of the rows has, each with a schema true of all rows. A row that lacks a family's cells has
-    ``block_of_row`` -1 there. ``lengths``: of those ragged fields for which they are known on all rows.
+    ones that at least one of the rows has, each with a schema true of all rows. A row that lacks the cells of a column
+    group has ``block_of_row`` -1 there. ``lengths``: of those ragged fields for which they are known on all rows.
     """
 
     indexes: bytes
@@ -322,7 +322,7 @@ class Batch(Reply, frozen=True, tag=True, omit_defaults=True):
     status: bytes = b""
     tags: list[dict[str, Any]] = []
     keys: list[str | None] | None = None
-    locations: list[FamilyLocations] = []
+    locations: list[ColumnGroupLocations] = []
     lengths: dict[str, bytes] = {}
 
 

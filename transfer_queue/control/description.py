@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
 from transfer_queue.control.arrays import as_positions, to_runs
 from transfer_queue.control.commands import Commit, Fetch
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.subscription import LEASED, Subscription, Task
-from transfer_queue.sampler import PlannedSampler
+from transfer_queue.control.row_states import LEASED
+from transfer_queue.control.serving import Serving
+from transfer_queue.control.state import ControlState
+from transfer_queue.control.subscription import Subscription, Task
+from transfer_queue.control.wait_queue import Waiter
 
-if TYPE_CHECKING:
-    from transfer_queue.control.core import ControlCore
+__all__ = ["describe", "describe_waiters", "validate", "validate_waiters"]
 
-__all__ = ["describe", "validate"]
-
-_TAKEN = ("", "{}", "{} (promised)", "{} (leased)")
+_TAKEN = ("", "{}", "{} (reserved)", "{} (leased)")
 
 
-def describe(core: ControlCore, *, waiters: bool = True) -> str:
+def describe(state: ControlState) -> list[str]:
     """One line a row: index, key, tag, where its cells lie as unit/block[row], who consumed it. Equal texts mean equal
-    states, except for what is only there for speed. ``waiters``: with the parked requests."""
+    states, except for what is only there for speed."""
     lines = []
-    for partition in core.partitions.values():
+    for partition in state.partitions.values():
         lines.append(f"partition {partition.name!r}: {partition.rows} rows, {partition.nbytes} bytes")
         lines += [f"  {_describe_row(partition, int(position))}" for position in as_positions(partition.all_rows())]
         for task in sorted(partition.tasks.values(), key=lambda task: task.name):
@@ -39,11 +39,14 @@ def describe(core: ControlCore, *, waiters: bool = True) -> str:
                 indexes = partition.indexes.indexes(held, 0).tolist()
                 batch = " as a batch" if lease.dealt else ""
                 lines.append(f"  {task.name}: client {lease.client} has {indexes} for {lease.seconds:g} s{batch}")
-    lines += [f"unit {unit} is lost" for unit in sorted(core.units.lost)]
-    lines += core.locks.describe(waiters=waiters)
-    if waiters:
-        lines += [_describe_waiter(waiter.client, waiter.request, waiter.command) for waiter in core.room]
-    return "\n".join(lines)
+    lines += [f"unit {unit} is lost" for unit in sorted(state.units.lost)]
+    lines += state.locks.describe()
+    return lines
+
+
+def describe_waiters(waiters: Iterable[Waiter]) -> list[str]:
+    """Return one line a parked request."""
+    return [_describe_waiter(waiter.client, waiter.request, waiter.command) for waiter in waiters]
 
 
 def _describe_row(partition: Partition, position: int) -> str:
@@ -54,7 +57,7 @@ def _describe_row(partition: Partition, position: int) -> str:
     if tag := partition.tags.get(ordinal):
         parts.append(json.dumps(tag, sort_keys=True, default=str))
     places: dict[str, list[str]] = {}
-    for name in partition.fields.family_of:
+    for name in partition.fields.column_group_of:
         places.setdefault(_describe_cell(partition, name, position), []).append(name)
     parts += [f"{','.join(names)}={place}" for place, names in places.items() if place]
     for name, lengths in sorted(partition.fields.lengths.items()):
@@ -67,16 +70,16 @@ def _describe_row(partition: Partition, position: int) -> str:
 
 
 def _describe_cell(partition: Partition, name: str, position: int) -> str:
-    family, blocks = partition.fields.family_of[name], partition.blocks
-    slot = family.slot.items[position]
+    column_group, blocks = partition.fields.column_group_of[name], partition.blocks
+    slot = column_group.slot.items[position]
     if not slot:
         return ""
     start = blocks.start.items[abs(slot)]
     if start >= 0:
         row = position + partition.base - start
     else:
-        assert family.row is not None
-        row = family.row.items[position]
+        assert column_group.row is not None
+        row = column_group.row.items[position]
     place = f"{blocks.unit.items[abs(slot)]}/{blocks.block.items[abs(slot)]}[{row}]"
     return place if slot > 0 else f"{place}(lost)"
 
@@ -92,32 +95,28 @@ def _describe_waiter(client: int, request: int, command: Fetch | Commit) -> str:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def validate(core: ControlCore) -> None:
+def validate(state: ControlState) -> None:
     """AssertionError if anything kept for speed contradicts the rows. Its cost grows with the state: for tests."""
-    assert core.rows == sum(partition.rows for partition in core.partitions.values())
-    _validate_blocks(core)
-    for partition in core.partitions.values():
+    assert state.rows == sum(partition.rows for partition in state.partitions.values())
+    _validate_blocks(state)
+    for partition in state.partitions.values():
         _validate_rows(partition)
         for task in partition.tasks.values():
             _validate_leases(partition, task)
         for subscription in partition.subscriptions.values():
-            _validate_subscription(core, partition, subscription)
-    if core.sample_capacity is not None:
-        assert core.rows <= core.sample_capacity
-    assert len(core.room) == len(list(core.room))
-    _validate_lines(core)
-    core.locks.validate()
+            _validate_subscription(partition, subscription)
+    state.locks.validate()
 
 
-def _validate_blocks(core: ControlCore) -> None:
-    blocks = core.blocks
+def _validate_blocks(state: ControlState) -> None:
+    blocks = state.blocks
     cells: Counter[int] = Counter()
-    for partition in core.partitions.values():
+    for partition in state.partitions.values():
         own: set[int] = set()
-        for family in partition.fields.families:
-            slots = np.abs(family.slot.array[: partition.table.used])
+        for column_group in partition.fields.column_groups:
+            slots = np.abs(column_group.slot.array[: partition.table.used])
             for slot in slots[slots != 0].tolist():
-                cells[slot] += len(family.fields)
+                cells[slot] += len(column_group.fields)
                 own.add(slot)
         assert partition.nbytes == sum(blocks.nbytes.items[slot] for slot in own)
     live = blocks.live_slots().tolist()
@@ -135,7 +134,7 @@ def _validate_rows(partition: Partition) -> None:
     assert partition.rows == alive.sum()
     dead = ~alive
     columns = [task.taken[slice(0, used)] for task in partition.tasks.values()]
-    columns += [family.slot.array[:used] for family in partition.fields.families]
+    columns += [column_group.slot.array[:used] for column_group in partition.fields.column_groups]
     assert not any(column[dead].any() for column in columns), "cleared rows keep nothing"
     assert not any(task.is_blank for task in partition.tasks.values())
     assert all(partition.base <= ordinal < partition.base + used for ordinal in partition.tags)
@@ -148,8 +147,8 @@ def _validate_rows(partition: Partition) -> None:
     everything = slice(0, used)
     raw = partition.encode(everything)
     assert to_runs(partition.find_indexes(raw)[alive], 0) == to_runs(np.flatnonzero(alive), 0)
-    assert sorted(partition.fields.family_of) == partition.fields.sorted_names
-    assert all(name in family.fields for name, family in partition.fields.family_of.items())
+    assert sorted(partition.fields.column_group_of) == partition.fields.sorted_names
+    assert all(name in column_group.fields for name, column_group in partition.fields.column_group_of.items())
 
 
 def _validate_leases(partition: Partition, task: Task) -> None:
@@ -164,27 +163,26 @@ def _validate_leases(partition: Partition, task: Task) -> None:
     assert Counter(numbers[leased].tolist()) == {number: lease.left for number, lease in task.leases.items()}
 
 
-def _validate_subscription(core: ControlCore, partition: Partition, subscription: Subscription) -> None:
+def _validate_subscription(partition: Partition, subscription: Subscription) -> None:
     names = set(subscription.names)
-    assert set(subscription.selection.unknown) == names - set(partition.fields.family_of)
+    assert set(subscription.selection.unknown) == names - set(partition.fields.column_group_of)
     expected = np.zeros(0, np.int64)
     if not subscription.selection.unknown:
         expected = np.flatnonzero(partition.ready_mask(subscription))
     assert np.array_equal(subscription.ready.members(), expected)
-    group = core.serving.drawer.queueing.group
+    group = partition.queueing.group
     counts = Counter(((expected + partition.base) // group).tolist())
     assert subscription.ready.available == group * sum(count == group for count in counts.values())
 
 
-def _validate_lines(core: ControlCore) -> None:
-    """Nobody waits who could be served."""
-    planned = isinstance(core.sampler, PlannedSampler) and core.serving.drawer.planned is not None
-    for name, partition in core.partitions.items():
-        lines = core.room.lines(name)
+def validate_waiters(serving: Serving, state: ControlState) -> None:
+    """AssertionError if a parked fetch could be answered."""
+    for name, partition in state.partitions.items():
+        lines = serving.wait_queue.lines(name)
         for (_, task, names), line in lines.items():
             subscription = partition.subscriptions[task, names]
             assert subscription.waiting is line
-            if planned:
+            if serving.adapter.planned is not None:
                 needs_rows = [waiter for waiter in line.values() if not waiter.waits_for_fields]
                 first = needs_rows[0].draw if needs_rows else None
                 if first is not None and not first.least and first.oldest is None:

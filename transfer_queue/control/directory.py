@@ -42,7 +42,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1 << 14)
 def shard_of(partition: str, shards: int) -> int:
-    """Which of so many shards has the partition."""
+    """Return the number of the shard that has the partition."""
     name = partition.encode("utf-8", "surrogatepass")
     return max(range(shards), key=lambda shard: blake2b(name, digest_size=8, salt=shard.to_bytes(2, "little")).digest())
 
@@ -63,7 +63,7 @@ def shard_of_block(block: int, shards: int) -> int:
 
 
 def spans(request: Request) -> bool:
-    """Whether every shard has to be asked."""
+    """Return whether every shard has to be asked."""
     return request.covers() in (Scope.LISTING, Scope.QUEUE)
 
 

@@ -90,7 +90,7 @@ class EffectLog:
 
     @property
     def pending(self) -> bool:
-        """Whether there are records to drain."""
+        """Return whether there are records to drain."""
         return bool(self._records)
 
     def drain(self) -> list[Effect]:

@@ -89,7 +89,7 @@ class IndexMap:
         return starts + (ordinals & (_EXTENT - 1))
 
     def encode(self, rows: Rows, base: int) -> bytes:
-        """As `indexes`, as i64 bytes."""
+        """Return the result of `indexes` as i64 bytes."""
         if isinstance(rows, slice) and rows.stop - rows.start == 1:
             return self.index(rows.start + base).to_bytes(8, "little", signed=True)
         return self.indexes(rows, base).tobytes()

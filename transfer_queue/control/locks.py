@@ -243,7 +243,7 @@ class Locks:
         self._next = max(self._next, state.get("next", 1))
 
     def restore(self, partition: str, keys: list[str], number: int, client: int, request: int, lease_s: float) -> None:
-        """A lock of a former life; ``begin_anew`` sets its deadline."""
+        """A lock of a former life; ``restart`` sets its deadline."""
         claim = Claim(partition, keys, client, request, lease_s)
         claim.number = number
         self._claims[client, request] = self._held[number] = claim
@@ -257,20 +257,23 @@ class Locks:
             del self._claims[claim.client, claim.request]
             self._lines.leave(claim, claim.names)
 
-    def begin_anew(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """All leases count from now on: the clock is another one."""
         for claim in self._held.values():
             self._expect(claim, now + claim.lease_s)
 
-    def describe(self, *, waiters: bool) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
+        """Yield one line a lock."""
         for number in sorted(self._held):
             claim = self._held[number]
             whose = f"client {claim.client} has {claim.keys} of {claim.partition!r}"
             yield f"lock {number}: {whose} for {claim.lease_s:g} s"
-        if waiters:
-            for claim in self._claims.values():
-                if not claim.number:
-                    yield f"client {claim.client} request {claim.request} waits for {claim.keys} of {claim.partition!r}"
+
+    def describe_waiters(self) -> Iterator[str]:
+        """Yield one line a request that waits for a lock."""
+        for claim in self._claims.values():
+            if not claim.number:
+                yield f"client {claim.client} request {claim.request} waits for {claim.keys} of {claim.partition!r}"
 
     def validate(self) -> None:
         """AssertionError if the state contradicts itself: nobody waits who could hold, and each name has one holder."""

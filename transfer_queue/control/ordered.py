@@ -20,8 +20,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderedQueue(ReadyQueue):
-    """What the two have in common. ``tags`` are the partition's, by ordinal; ``base`` its first ordinal, which stays
-    as it is for the life of the queue."""
+    """Base of the queues that order rows by their tags. ``tags`` are the partition's, by ordinal; ``base`` its first
+    ordinal, which stays as it is for the life of the queue."""
 
     def __init__(self, capacity: int, tags: dict[int, dict[str, Any]], base: int) -> None:
         self._rows = ReadyRows(capacity)
@@ -205,7 +205,7 @@ class ReadyWeights(OrderedQueue):
     def _write(self, positions: Ints, weights: NDArray[np.float64] | float) -> None:
         self._weights.reshape(-1)[positions] = weights
         chunks = np.unique(positions // _CHUNK)
-        self._sums[chunks] = self._weights[chunks].sum(axis=1)  # anew, so that no rounding adds up
+        self._sums[chunks] = self._weights[chunks].sum(axis=1)  # recomputed, so that rounding errors do not add up
 
 
 def uniform(seed: int, count: int) -> NDArray[np.float64]:

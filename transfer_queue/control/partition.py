@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from transfer_queue.control.arrays import Ints, Rows, Table, as_positions, compact, row_count, to_runs
 from transfer_queue.control.blocks import BlockTable
+from transfer_queue.control.column_groups import ColumnGroup, FieldTable
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.effects import EffectLog
-from transfer_queue.control.families import Family, FieldTable, Layout
 from transfer_queue.control.indexes import IndexMap, IndexSpace, decode_indexes
-from transfer_queue.control.leases import Lease
+from transfer_queue.control.lease import Lease
 from transfer_queue.control.ordered import make_ordered_queue
 from transfer_queue.control.plain import copy_plain, copy_tag
 from transfer_queue.control.ready import ReadyQueue, make_ready_queue
@@ -30,9 +30,19 @@ from transfer_queue.control.records import (
     RowsLeased,
     TagsMerged,
 )
+from transfer_queue.control.row_states import (
+    CONSUME,
+    CONSUMED,
+    FORGET,
+    FREE,
+    GIVE_BACK,
+    GIVE_BACK_BATCH,
+    LEASE,
+    Transition,
+)
 from transfer_queue.control.schema import FieldSchema, schema_key
 from transfer_queue.control.sparse import SparseColumn
-from transfer_queue.control.subscription import CONSUMED, FREE, LEASED, PROMISED, Subscription, Task
+from transfer_queue.control.subscription import Layout, Subscription, Task
 from transfer_queue.sampler import ByPriority, ByWeight
 
 __all__ = ["Partition", "Queueing"]
@@ -47,7 +57,8 @@ _TRIM_FROM = 1024
 
 
 class Queueing(NamedTuple):
-    """How rows leave: in whole groups of ``group`` consecutive ones, lowest first, or one by one in ``order``."""
+    """The order in which rows are drawn: in whole groups of ``group`` consecutive ones, lowest first, or one by one in
+    ``order``."""
 
     group: int = 1
     order: ByPriority | ByWeight | None = None
@@ -101,7 +112,7 @@ class Partition:
         return self.find(decode_indexes(raw))
 
     def find(self, indexes: Ints) -> Ints:
-        """As `find_indexes`, from an array."""
+        """Return what `find_indexes` does, from an array."""
         positions = self.indexes.ordinals(indexes) - self.base
         outside = (positions < 0) | (positions >= self.table.used)
         if bool(outside.any()):
@@ -138,19 +149,19 @@ class Partition:
         get, nothing = self.tags.get, dict[str, Any]()
         return [copy_tag(get(ordinal, nothing)) for ordinal in ordinals.tolist()]
 
-    def lost_rows(self, rows: Rows, families: list[Family]) -> Ints:
-        """Those of ``rows`` that lost a cell of these families."""
+    def lost_rows(self, rows: Rows, column_groups: list[ColumnGroup]) -> Ints:
+        """Return the rows among ``rows`` that lost a cell of these column groups."""
         lost = np.zeros(row_count(rows), np.bool_)
-        for family in families:
-            lost |= family.slot.array[rows] < 0
+        for column_group in column_groups:
+            lost |= column_group.slot.array[rows] < 0
         return as_positions(rows)[lost]
 
     def count_lost(self) -> int:
         """Number of rows that lost a cell."""
         used = self.table.used
-        if all(int(family.slot.array[:used].min(initial=0)) >= 0 for family in self.fields.families):
+        if all(int(column_group.slot.array[:used].min(initial=0)) >= 0 for column_group in self.fields.column_groups):
             return 0
-        return len(self.lost_rows(self.all_rows(), self.fields.families))
+        return len(self.lost_rows(self.all_rows(), self.fields.column_groups))
 
     # ---------------------------------------------------------------------------------------------- subscriptions
 
@@ -159,19 +170,19 @@ class Partition:
         key = schema_key(fields)
         layout = self._layouts.get(key)
         if layout is None:
-            families, changed = self.fields.arrange(field.name for field in fields)
+            column_groups, changed = self.fields.arrange(field.name for field in fields)
             if changed:
                 self._fields_changed()
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             interested = []
             for subscription in self.subscriptions.values():
-                wanted = [] if subscription.selection.unknown else subscription.selection.families
-                others = [family for family in wanted if family not in families]
+                wanted = [] if subscription.selection.unknown else subscription.selection.column_groups
+                others = [column_group for column_group in wanted if column_group not in column_groups]
                 if len(others) < len(wanted):
                     interested.append((subscription, others))
             schema = self.blocks.schemas.share(fields, key)
-            layout = self._layouts[schema.key] = Layout(schema, families, interested)
+            layout = self._layouts[schema.key] = Layout(schema, column_groups, interested)
         return layout
 
     def has_layout(self, fields: list[FieldSchema]) -> bool:
@@ -236,7 +247,7 @@ class Partition:
         self._layouts.clear()
 
     def _fill(self, subscription: Subscription) -> None:
-        """Make the ready queue anew from the state of the rows."""
+        """Rebuild the ready queue from the state of the rows."""
         subscription.ready = self._ready_queue()
         if not subscription.selection.unknown:
             subscription.ready.add(compact(np.flatnonzero(self.ready_mask(subscription))))
@@ -251,12 +262,12 @@ class Partition:
     def ready_mask(self, subscription: Subscription) -> NDArray[np.bool_]:
         used = self.table.used
         mask: NDArray[np.bool_] = (self.alive.array[:used] == 1) & (subscription.task.taken[slice(0, used)] == FREE)
-        for family in subscription.selection.families:
-            mask &= family.slot.array[:used] > 0
+        for column_group in subscription.selection.column_groups:
+            mask &= column_group.slot.array[:used] > 0
         return mask
 
     def is_rest_ready(self, subscription: Subscription) -> bool:
-        """Whether no more rows come, and those that the task has not taken have all the fields."""
+        """Return whether no more rows come, and those that the task has not taken have all the fields."""
         if not self.ended:
             return False
         used = self.table.used
@@ -321,23 +332,23 @@ class Partition:
         Returns the subscriptions that may have grown."""
         layout = self.layout(fields)
         if not fresh:
-            for family in layout.families:
-                self.nbytes -= self.blocks.release(family.slot.array[rows], len(family.fields))
+            for column_group in layout.column_groups:
+                self.nbytes -= self.blocks.release(column_group.slot.array[rows], len(column_group.fields))
         if isinstance(rows, slice):
             slots = self._add_blocks(layout, refs, rows.start + self.base)
             if rows.stop - rows.start == 1:
                 assert isinstance(slots, int)
-                for family in layout.families:
-                    family.slot.items[rows.start] = slots
+                for column_group in layout.column_groups:
+                    column_group.slot.items[rows.start] = slots
             else:
-                for family in layout.families:
-                    family.slot.array[rows] = slots
+                for column_group in layout.column_groups:
+                    column_group.slot.array[rows] = slots
         else:
             slots = self._add_blocks(layout, refs, None)
             in_block = np.concatenate([np.arange(ref.rows, dtype=np.int32) for ref in refs])
-            for family in layout.families:
-                family.slot.array[rows] = slots
-                self.fields.row_column(family).array[rows] = in_block
+            for column_group in layout.column_groups:
+                column_group.slot.array[rows] = slots
+                self.fields.row_column(column_group).array[rows] = in_block
         if lengths or self.fields.lengths:
             self.fields.write_lengths(layout.schema.by_name, lengths, rows, fresh)
         for subscription, others in layout.subscriptions:
@@ -376,24 +387,27 @@ class Partition:
         if self.log.journaling:
             self.log.record(PartitionEnded(self.name))
 
-    def consume(self, task: Task, rows: Rows, state: int, drawn_from: Subscription | None = None) -> None:
-        """``task`` took the rows. ``drawn_from``: the subscription whose queue they already left."""
+    def take(
+        self, task: Task, rows: Rows, drawn_from: Subscription | None = None, *, how: Transition = CONSUME
+    ) -> None:
+        """``task`` consumed the rows, or reserved them. ``drawn_from``: the subscription whose queue they already
+        left."""
         if task.leases:
             _settle(task, rows)
-        task.taken[rows] = state
+        task.move(rows, how)
         for subscription in task.subscriptions:
             if subscription is not drawn_from:
                 subscription.ready.discard(rows)
         if self.log.journaling:
-            self.log.record(RowsConsumed(self.name, task.name, to_runs(rows, self.base), state))
+            self.log.record(RowsConsumed(self.name, task.name, to_runs(rows, self.base), how.target))
 
     def lease(self, task: Task, rows: Rows, lease: Lease, drawn_from: Subscription | None = None) -> None:
-        """``task`` took the rows and is to acknowledge them, see ``consume``."""
+        """``task`` took the rows and is to acknowledge them, see ``take``."""
         if task.leases:
             _settle(task, rows)
         if task.lease is None:
             task.lease = SparseColumn(np.int64)
-        task.taken[rows] = LEASED
+        task.move(rows, LEASE)
         task.lease[rows] = lease.number
         task.leases[lease.number] = lease
         for subscription in task.subscriptions:
@@ -413,7 +427,8 @@ class Partition:
             )
 
     def returning(self, task: Task, lease: Lease) -> Rows:
-        """What goes back when the lease ends now: the rows under it, and all of a group that is drawn as a whole."""
+        """Return the rows that go back when the lease ends now: those under it, and whole groups if rows are drawn in
+        groups."""
         assert task.lease is not None
         positions = as_positions(lease.rows) - self.base
         positions = positions[positions >= 0]
@@ -431,14 +446,14 @@ class Partition:
         """The lease is over and ``rows`` go back. Returns the subscriptions that may have grown."""
         _settle(task, rows)
         task.leases.pop(lease.number, None)
-        task.taken[rows] = PROMISED if lease.dealt else FREE
+        task.move(rows, GIVE_BACK_BATCH if lease.dealt else GIVE_BACK)
         if self.log.journaling:
             self.log.record(LeaseEnded(self.name, task.name, lease.number, to_runs(rows, self.base)))
         if lease.dealt:
             return []
         grown = [subscription for subscription in task.subscriptions if not subscription.selection.unknown]
         for subscription in grown:
-            subscription.enter(rows, subscription.selection.families, False)
+            subscription.enter(rows, subscription.selection.column_groups, False)
         return grown
 
     def assign(self, task: Task, rank: int, batch: int | str, rows: Rows) -> None:
@@ -468,9 +483,9 @@ class Partition:
         """Forget existing, distinct rows."""
         if self.log.journaling:
             self.log.record(RowsCleared(self.name, to_runs(rows, self.base)))
-        for family in self.fields.families:
-            self.nbytes -= self.blocks.release(family.slot.array[rows], len(family.fields))
-            family.slot.array[rows] = 0
+        for column_group in self.fields.column_groups:
+            self.nbytes -= self.blocks.release(column_group.slot.array[rows], len(column_group.fields))
+            column_group.slot.array[rows] = 0
         for column in self.fields.lengths.values():
             column.array[rows] = 0
         for subscription in self.subscriptions.values():
@@ -480,7 +495,7 @@ class Partition:
                 _settle(task, rows)
             if not task.taken.is_empty:
                 task.cleared += int((task.taken[rows] == CONSUMED).sum())
-                task.taken[rows] = FREE
+                task.move(rows, FORGET)
         self.alive.array[rows] = 0
         self.rows -= row_count(rows)
         positions = as_positions(rows).tolist()
@@ -500,8 +515,8 @@ class Partition:
         for task in self.tasks.values():
             task.leases.clear()
         used = self.table.used
-        for family in self.fields.families:
-            self.blocks.release(family.slot.array[:used], len(family.fields))
+        for column_group in self.fields.column_groups:
+            self.blocks.release(column_group.slot.array[:used], len(column_group.fields))
 
     def _trim(self) -> None:
         """Drop cleared rows from the front once they are half of all; each row is moved O(1) times on average."""
@@ -530,25 +545,29 @@ class Partition:
 
     def lose(self, lost: NDArray[np.bool_]) -> None:
         """The blocks whose slots are marked in ``lost`` are gone with their unit."""
-        for family in self.fields.families:
-            slots = family.slot.array[: self.table.used]
+        for column_group in self.fields.column_groups:
+            slots = column_group.slot.array[: self.table.used]
             hit = np.flatnonzero(lost[slots.clip(0)])
             if len(hit):
                 slots[hit] = -slots[hit]
                 for subscription in self.subscriptions.values():
-                    if family in subscription.selection.families:
+                    if column_group in subscription.selection.column_groups:
                         subscription.ready.discard(compact(hit))
 
     def restore(self, found: NDArray[np.bool_]) -> list[Subscription]:
         """The blocks marked in ``found`` are there again. Returns the subscriptions that may have grown."""
         grown: dict[int, Subscription] = {}
-        for family in self.fields.families:
-            slots = family.slot.array[: self.table.used]
+        for column_group in self.fields.column_groups:
+            slots = column_group.slot.array[: self.table.used]
             hit = np.flatnonzero(found[(-slots).clip(0)])
             slots[hit] = -slots[hit]
             for subscription in self.subscriptions.values():
-                if len(hit) and family in subscription.selection.families and not subscription.selection.unknown:
-                    subscription.enter(compact(hit), subscription.selection.families, False)
+                if (
+                    len(hit)
+                    and column_group in subscription.selection.column_groups
+                    and not subscription.selection.unknown
+                ):
+                    subscription.enter(compact(hit), subscription.selection.column_groups, False)
                     grown[id(subscription)] = subscription
         return list(grown.values())
 

@@ -137,8 +137,8 @@ def check_cells(partition: Partition | None, put: Put, expects: dict[str, int], 
         raise InvalidInputError(f"a put that expects cells is of one row; got {put.rows}")
     found: dict[str, int] | None = None
     if partition is not None and put.known is not None and put.known[0] >= 0:
-        position, families = int(put.known[0]), partition.fields.family_of
-        slots = {name: abs(int(families[name].slot.array[position])) if name in families else 0 for name in expects}
+        position, groups = int(put.known[0]), partition.fields.column_group_of
+        slots = {name: abs(int(groups[name].slot.array[position])) if name in groups else 0 for name in expects}
         found = {name: int(blocks.block.array[slot]) if slot else 0 for name, slot in slots.items()}
     if found != expects:
         raise RowChangedError(

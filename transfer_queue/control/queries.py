@@ -16,7 +16,7 @@ from transfer_queue.control.indexes import decode_indexes
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.plain import copy_tag
 from transfer_queue.control.puts import did_you_mean, name_some
-from transfer_queue.control.subscription import CONSUMED, PROMISED
+from transfer_queue.control.row_states import CONSUMED, RESERVED
 from transfer_queue.errors import (
     DataLostError,
     InvalidInputError,
@@ -168,10 +168,12 @@ def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
     """Raise unless all rows have the asked fields, or, if none are named, at least one field each (``alike``: the same
     fields)."""
     names = command.fields
-    families = (
-        partition.fields.families if names is None else partition.fields.select(tuple(dict.fromkeys(names))).families
+    column_groups = (
+        partition.fields.column_groups
+        if names is None
+        else partition.fields.select(tuple(dict.fromkeys(names))).column_groups
     )
-    lost = partition.lost_rows(rows, families)
+    lost = partition.lost_rows(rows, column_groups)
     if len(lost):
         raise DataLostError(
             f"{len(lost)} of {row_count(rows)} rows of partition {command.partition!r} were lost with their storage "
@@ -179,25 +181,25 @@ def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
         )
     if names is None:
         some, partial = np.zeros(row_count(rows), np.bool_), []
-        for family in families:
-            have = family.slot.array[rows] > 0
+        for column_group in column_groups:
+            have = column_group.slot.array[rows] > 0
             some |= have
             if command.alike and bool(have.any()) and not bool(have.all()):
-                partial.append(family)
+                partial.append(column_group)
         if not bool(some.all()):
             lacking = as_positions(rows)[~some]
             raise NotReadyError(
                 f"rows are not ready: {_describe(partition, lacking)} of partition {command.partition!r} have no data"
             )
         if partial:
-            names = [name for name, family in partition.fields.family_of.items() if family in partial]
+            names = [name for name, column_group in partition.fields.column_group_of.items() if column_group in partial]
             raise NotReadyError(
                 f"{_lacking(partition, rows, names)} of partition {command.partition!r}, but for other rows; name the "
                 "fields to read, or leave out what some of the rows lack: missing_fields: drop in the settings of "
                 "init(), or TQ_MISSING_FIELDS=drop"
             )
         return
-    if unknown := [name for name in dict.fromkeys(names) if name not in partition.fields.family_of]:
+    if unknown := [name for name in dict.fromkeys(names) if name not in partition.fields.column_group_of]:
         raise NotReadyError(_never_written(unknown, partition, command.partition))
     if faults := _lacking(partition, rows, names):
         raise NotReadyError(f"{faults} of partition {command.partition!r}")
@@ -207,7 +209,7 @@ def _lacking(partition: Partition, rows: Rows, names: list[str]) -> str:
     """Which of the rows lack which of the fields; empty if none does."""
     faults = []
     for name in dict.fromkeys(names):
-        lacking = as_positions(rows)[partition.fields.family_of[name].slot.array[rows] <= 0]
+        lacking = as_positions(rows)[partition.fields.column_group_of[name].slot.array[rows] <= 0]
         if len(lacking):
             faults.append(f"field {name!r} is not ready for {_describe(partition, lacking)}")
     return "; ".join(faults)
@@ -312,18 +314,18 @@ def status_in_parts(
 def _columns(partition: Partition | None, command: ProductionStatus) -> list[str]:
     """The asked fields in field-creation order; empty if one of them is unknown."""
     wanted = set(command.fields)
-    if partition is None or not wanted.issubset(partition.fields.family_of):
+    if partition is None or not wanted.issubset(partition.fields.column_group_of):
         return []
-    return [name for name in partition.fields.family_of if name in wanted]
+    return [name for name in partition.fields.column_group_of if name in wanted]
 
 
 def _produced(partition: Partition, columns: list[str], rows: Rows) -> bytes:
     status = np.empty((row_count(rows), len(columns)), np.int8)
-    for family in partition.fields.families:
+    for column_group in partition.fields.column_groups:
         ready = None
         for column, name in enumerate(columns):
-            if name in family.fields:
-                ready = family.slot.array[rows] > 0 if ready is None else ready
+            if name in column_group.fields:
+                ready = column_group.slot.array[rows] > 0 if ready is None else ready
                 status[:, column] = ready
     return status.tobytes()
 
@@ -338,22 +340,22 @@ def count_rows(partition: Partition, waiting: int, most_tasks: int | None = None
     used = partition.table.used  # cleared rows have no cells
     tasks = list(islice(reversed(partition.tasks.values()), most_tasks))[::-1]
     written, cells = np.zeros(used, np.bool_), {}
-    for family in partition.fields.families:
-        mask = family.slot.array[:used] > 0
+    for column_group in partition.fields.column_groups:
+        mask = column_group.slot.array[:used] > 0
         written |= mask
-        cells[family] = int(np.count_nonzero(mask))
+        cells[column_group] = int(np.count_nonzero(mask))
     return {
         "rows": partition.rows,
         "written": int(np.count_nonzero(written)),
         "ended": partition.ended,
         "keys": len(partition.keys),
         "bytes": partition.nbytes,
-        "fields": {name: cells[family] for name, family in partition.fields.family_of.items()},
+        "fields": {name: cells[column_group] for name, column_group in partition.fields.column_group_of.items()},
         "lost": partition.count_lost(),
         "tasks": {
             task.name: {
                 "consumed": task.taken.count(CONSUMED),
-                "promised": task.taken.count(PROMISED),
+                "promised": task.taken.count(RESERVED),
             }
             for task in tasks
         },

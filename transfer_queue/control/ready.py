@@ -16,7 +16,7 @@ _WINDOW = 16  # chunks looked at together when members are scattered
 
 
 class ReadyQueue(Protocol):
-    """What a subscription keeps: the rows it may hand out, lowest first."""
+    """The rows that a subscription may hand out, lowest first."""
 
     @property
     def available(self) -> int:

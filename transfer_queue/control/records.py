@@ -80,7 +80,7 @@ class TagsMerged(Record, frozen=True, tag=True):
 
 
 class RowsConsumed(Record, frozen=True, tag=True):
-    """``task`` took the rows; ``state`` 1: handed out, 2: promised to a rank that has not asked yet."""
+    """``task`` took the rows; ``state`` 1: handed out, 2: reserved for a rank that has not asked yet."""
 
     partition: str
     task: str

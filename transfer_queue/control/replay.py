@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from transfer_queue.control import snapshot
 from transfer_queue.control.arrays import from_runs, row_count
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.records import (
@@ -28,113 +29,110 @@ from transfer_queue.control.records import (
     UnitJoined,
     UnitLost,
 )
-
-if TYPE_CHECKING:
-    from transfer_queue.control.core import ControlCore
+from transfer_queue.control.row_states import TAKES
+from transfer_queue.control.state import ControlState
 
 __all__ = ["replay"]
 
 
-def replay(core: ControlCore, records: Iterable[Record]) -> None:
+def replay(state: ControlState, records: Iterable[Record]) -> None:
     """Carry out records in order. KeyError if one names a partition that none before it created: the journal is
     incomplete."""
     for record in records:
-        _STEPS[type(record)](core, record)
+        _STEPS[type(record)](state, record)
 
 
-def _partition_created(core: ControlCore, record: PartitionCreated) -> None:
-    core.create_partition(record.partition)
+def _partition_created(state: ControlState, record: PartitionCreated) -> None:
+    state.create_partition(record.partition)
 
 
-def _partition_cleared(core: ControlCore, record: PartitionCleared) -> None:
-    core.clear_partition(core.partitions[record.partition])
+def _partition_cleared(state: ControlState, record: PartitionCleared) -> None:
+    state.clear_partition(state.partitions[record.partition])
 
 
-def _partition_ended(core: ControlCore, record: PartitionEnded) -> None:
-    core.partitions[record.partition].end()
+def _partition_ended(state: ControlState, record: PartitionEnded) -> None:
+    state.partitions[record.partition].end()
 
 
-def _rows_created(core: ControlCore, record: RowsCreated) -> None:
-    core.partitions[record.partition].create(record.count, record.keys)
-    core.rows += record.count
+def _rows_created(state: ControlState, record: RowsCreated) -> None:
+    state.partitions[record.partition].create(record.count, record.keys)
+    state.rows += record.count
 
 
-def _cells_written(core: ControlCore, record: CellsWritten) -> None:
-    partition, rows = _rows(core, record)
+def _cells_written(state: ControlState, record: CellsWritten) -> None:
+    partition, rows = _rows(state, record)
     partition.write(rows, record.fields, record.blocks, record.lengths, fresh=False)
 
 
-def _tags_merged(core: ControlCore, record: TagsMerged) -> None:
-    partition, rows = _rows(core, record)
+def _tags_merged(state: ControlState, record: TagsMerged) -> None:
+    partition, rows = _rows(state, record)
     partition.merge_tags(rows, record.tags)
 
 
-def _rows_consumed(core: ControlCore, record: RowsConsumed) -> None:
-    partition, rows = _rows(core, record)
-    partition.consume(partition.task(record.task), rows, record.state)
+def _rows_consumed(state: ControlState, record: RowsConsumed) -> None:
+    partition, rows = _rows(state, record)
+    partition.take(partition.task(record.task), rows, how=TAKES[record.state])
 
 
-def _rows_leased(core: ControlCore, record: RowsLeased) -> None:
-    partition, rows = _rows(core, record)
+def _rows_leased(state: ControlState, record: RowsLeased) -> None:
+    partition, rows = _rows(state, record)
     task = partition.task(record.task)
     ordinals = from_runs(record.rows, 0)
-    lease = core.leases.grant(partition, task, record.client, ordinals, record.seconds, record.dealt, record.lease)
+    lease = state.leases.grant(partition, task, record.client, ordinals, record.seconds, record.dealt, record.lease)
     partition.lease(task, rows, lease)
 
 
-def _lease_ended(core: ControlCore, record: LeaseEnded) -> None:
-    partition, rows = _rows(core, record)
+def _lease_ended(state: ControlState, record: LeaseEnded) -> None:
+    partition, rows = _rows(state, record)
     task = partition.task(record.task)
     partition.end_lease(task, task.leases[record.lease], rows)
 
 
-def _lock_granted(core: ControlCore, record: LockGranted) -> None:
-    core.locks.restore(record.partition, record.keys, record.number, record.client, record.request, record.seconds)
+def _lock_granted(state: ControlState, record: LockGranted) -> None:
+    state.locks.restore(record.partition, record.keys, record.number, record.client, record.request, record.seconds)
 
 
-def _lock_ended(core: ControlCore, record: LockEnded) -> None:
-    core.locks.forget(record.number)
+def _lock_ended(state: ControlState, record: LockEnded) -> None:
+    state.locks.forget(record.number)
 
 
-def _batch_assigned(core: ControlCore, record: BatchAssigned) -> None:
-    partition, rows = _rows(core, record)
+def _batch_assigned(state: ControlState, record: BatchAssigned) -> None:
+    partition, rows = _rows(state, record)
     partition.assign(partition.task(record.task), record.rank, record.batch, rows)
 
 
-def _consumption_reset(core: ControlCore, record: ConsumptionReset) -> None:
-    core.partitions[record.partition].reset(record.task)
+def _consumption_reset(state: ControlState, record: ConsumptionReset) -> None:
+    state.partitions[record.partition].reset(record.task)
 
 
-def _rows_cleared(core: ControlCore, record: RowsCleared) -> None:
-    partition, rows = _rows(core, record)
-    core.rows -= row_count(rows)
+def _rows_cleared(state: ControlState, record: RowsCleared) -> None:
+    partition, rows = _rows(state, record)
+    state.rows -= row_count(rows)
     partition.clear(rows)
 
 
-def _unit_lost(core: ControlCore, record: UnitLost) -> None:
-    core.units.lose(record.unit)
+def _unit_lost(state: ControlState, record: UnitLost) -> None:
+    state.units.lose(record.unit)
 
 
-def _unit_joined(core: ControlCore, record: UnitJoined) -> None:
-    core.units.join(record.unit, record.restored, record.lost)
+def _unit_joined(state: ControlState, record: UnitJoined) -> None:
+    state.units.join(record.unit, record.restored, record.lost)
 
 
-def _blocks_moved(core: ControlCore, record: BlocksMoved) -> None:
-    core.units.move(record.unit, record.blocks, record.units, record.copies)
+def _blocks_moved(state: ControlState, record: BlocksMoved) -> None:
+    state.units.move(record.unit, record.blocks, record.units, record.copies)
 
 
-def _state_adopted(core: ControlCore, record: StateAdopted) -> None:
-    from transfer_queue.control.checkpoint import load
-
-    load(core, record.state)
+def _state_adopted(state: ControlState, record: StateAdopted) -> None:
+    snapshot.replace(state, record.state)
 
 
-def _rows(core: ControlCore, record: Any) -> tuple[Partition, Any]:
-    partition = core.partitions[record.partition]
+def _rows(state: ControlState, record: Any) -> tuple[Partition, Any]:
+    partition = state.partitions[record.partition]
     return partition, from_runs(record.rows, partition.base)
 
 
-_STEPS: dict[type[Record], Callable[[ControlCore, Any], None]] = {
+_STEPS: dict[type[Record], Callable[[ControlState, Any], None]] = {
     PartitionCreated: _partition_created,
     PartitionCleared: _partition_cleared,
     PartitionEnded: _partition_ended,

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Scope(Enum):
-    """What a request is about, which decides what its sender has to be and how many shards are asked."""
+    """The subject of a request. It decides who may send the request and how many shards are asked."""
 
     PARTITION = auto()
     """The partition that it names: takes one of the request's roles there. One shard is asked."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from transfer_queue.control.batches import EMPTY_BATCH
 from transfer_queue.control.commands import Batch, Fetch
-from transfer_queue.control.draws import Drawer, Outcome
 from transfer_queue.control.effects import PARKED, EffectLog, Parked
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.puts import did_you_mean, name_some
+from transfer_queue.control.sampler_adapter import Outcome, SamplerAdapter
 from transfer_queue.control.subscription import Subscription
-from transfer_queue.control.waiters import LineKey, Waiter, WaitRoom
+from transfer_queue.control.wait_queue import LineKey, Waiter, WaitQueue
 from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError, WaitTimeoutError
 
 __all__ = ["Serving"]
@@ -23,10 +23,10 @@ class Serving:
     rows holds up those behind it, unless their batch is dealt already. What a user's sampler will do is not known
     beforehand, so with one each waiter is tried on its own. Other subscriptions never notice."""
 
-    def __init__(self, room: WaitRoom, log: EffectLog, drawer: Drawer, polling: bool) -> None:
-        self.drawer = drawer
+    def __init__(self, wait_queue: WaitQueue, log: EffectLog, adapter: SamplerAdapter, polling: bool) -> None:
+        self.adapter = adapter
         self.polling = polling
-        self._room = room
+        self.wait_queue = wait_queue
         self._log = log
 
     def fetch(
@@ -38,14 +38,14 @@ class Serving:
             raise InvalidInputError(f"batch_size must be positive; got {command.batch_size}")
         if not command.fields:
             raise InvalidInputError("a fetch must name at least one field")
-        draw = self.drawer.plan(command)
+        draw = self.adapter.plan(command)
         subscription = None
         lacks_fields = False
         if partition is not None:
             subscription = partition.subscribe(command.task, tuple(command.fields))
             may_take = not subscription.waiting or self._nobody_needs_rows(subscription)
             deals = subscription.task.deals
-            outcome = self.drawer.draw(partition, subscription, command, draw, may_take)
+            outcome = self.adapter.draw(partition, subscription, command, draw, may_take)
             if not isinstance(outcome, Outcome):
                 if subscription.task.deals != deals:
                     self.serve(partition, subscription.task.subscriptions)
@@ -53,11 +53,11 @@ class Serving:
             lacks_fields = outcome.waits_for_fields
         if self.polling or not command.timeout_s > 0:
             return EMPTY_BATCH
-        if self._room.find(client, request) is not None:
+        if self.wait_queue.find(client, request) is not None:
             raise RequestError(f"request {request} of client {client} is waiting already")
         key = (command.partition, command.task, tuple(sorted(set(command.fields))))
         waiter = Waiter(command, client, request, now, now + command.timeout_s, draw, key)
-        line = self._room.add(waiter)
+        line = self.wait_queue.add(waiter)
         if subscription is not None:
             subscription.waiting = line
             waiter.waits_for_fields = lacks_fields
@@ -66,7 +66,7 @@ class Serving:
 
     def adopt(self, partition: Partition) -> None:
         """The partition came into being: connect those who wait for it."""
-        for (_, task, names), line in self._room.lines(partition.name).items():
+        for (_, task, names), line in self.wait_queue.lines(partition.name).items():
             partition.subscribe(task, names).waiting = line
             for waiter in line.values():
                 waiter.waits_for_fields = False  # of rows that went with the former partition of the name
@@ -99,15 +99,15 @@ class Serving:
     def _serve_heads(self, partition: Partition, subscription: Subscription) -> None:
         """The common case: nobody in the line has a claim to certain rows, so that only the first one matters."""
         line = subscription.waiting
-        while self.drawer.planned is not None and line and not _has_batch(first := next(iter(line.values()))):
+        while self.adapter.planned is not None and line and not _has_batch(first := next(iter(line.values()))):
             if not self._try(partition, subscription, first, True):
                 return
 
     def _may_serve(self, subscription: Subscription) -> bool:
-        """Whether anything changed for someone in the line."""
+        """Return whether anything changed for someone in the line."""
         if not subscription.waiting:
             return False
-        if self.drawer.planned is None or subscription.lacking or subscription.deals_seen != subscription.task.deals:
+        if self.adapter.planned is None or subscription.lacking or subscription.deals_seen != subscription.task.deals:
             return True
         first = next(iter(subscription.waiting.values())).draw
         return first is None or first.needs <= subscription.ready.available
@@ -121,7 +121,7 @@ class Serving:
         for _, waiter, subscription in sorted(waiters):
             if not self._try(partition, subscription, waiter, id(subscription) not in blocked):
                 subscription.lacking |= waiter.waits_for_fields
-                if self.drawer.planned is not None and not waiter.waits_for_fields:
+                if self.adapter.planned is not None and not waiter.waits_for_fields:
                     blocked.add(id(subscription))
 
     def _try(self, partition: Partition, subscription: Subscription, waiter: Waiter, may_take: bool) -> bool:
@@ -130,20 +130,20 @@ class Serving:
         assert isinstance(command, Fetch)
         self._log.origin = (waiter.client, waiter.request)
         try:
-            outcome = self.drawer.draw(partition, subscription, command, waiter.draw, may_take)
+            outcome = self.adapter.draw(partition, subscription, command, waiter.draw, may_take)
         except TransferQueueError as error:
-            self._room.remove(waiter)
+            self.wait_queue.remove(waiter)
             self._log.answer(waiter.client, waiter.request, error)
             return True
         if isinstance(outcome, Outcome):
             waiter.waits_for_fields = outcome.waits_for_fields
             return False
-        self._room.remove(waiter)
+        self.wait_queue.remove(waiter)
         self._log.answer(waiter.client, waiter.request, outcome)
         return True
 
     def _nobody_needs_rows(self, subscription: Subscription) -> bool:
-        if self.drawer.planned is None:
+        if self.adapter.planned is None:
             return True
         line = subscription.waiting
         return not line or all(waiter.waits_for_fields for waiter in line.values())
@@ -162,9 +162,9 @@ class Serving:
             if partition is not None:
                 known[waiter.key] = self.shortfall(command, partition)
         shortfall = known[waiter.key]
-        line = self._room.lines(command.partition)[waiter.key] if waiter.key else {}
+        line = self.wait_queue.lines(command.partition)[waiter.key] if waiter.key else {}
         ahead = next(iter(line.values()), waiter)
-        if ahead is not waiter and isinstance(ahead.command, Fetch) and self.drawer.planned is not None:
+        if ahead is not waiter and isinstance(ahead.command, Fetch) and self.adapter.planned is not None:
             shortfall += f"; an earlier request for {ahead.command.batch_size} rows waits in front"
         waited = f"{waiter.deadline - waiter.since:g} s" if waiter.deadline < math.inf else "a while"
         return WaitTimeoutError(
@@ -174,9 +174,9 @@ class Serving:
 
     def missing(self, command: Fetch, partition: Partition) -> dict[str, int]:
         """For each field of a fetch the number of rows that lack it."""
-        rows, families = partition.all_rows(), partition.fields.family_of
+        rows, column_groups = partition.all_rows(), partition.fields.column_group_of
         return {
-            name: int((families[name].slot.array[rows] <= 0).sum()) if name in families else partition.rows
+            name: int((column_groups[name].slot.array[rows] <= 0).sum()) if name in column_groups else partition.rows
             for name in command.fields
         }
 
@@ -185,9 +185,9 @@ class Serving:
         subscription = partition.subscribe(command.task, tuple(command.fields))
         rows = partition.all_rows()
         causes = [f"{subscription.ready.available} are ready"]
-        if self.drawer.queueing.group > 1:
-            causes[0] += f" in complete groups of {self.drawer.queueing.group}"
-        if note := self.drawer.shortfall(partition, subscription, command):
+        if self.adapter.queueing.group > 1:
+            causes[0] += f" in complete groups of {self.adapter.queueing.group}"
+        if note := self.adapter.shortfall(partition, subscription, command):
             causes.append(note)
         leased = sum(lease.left for lease in subscription.task.leases.values())
         if leased:
@@ -195,7 +195,7 @@ class Serving:
         taken = int((subscription.task.taken[rows] != 0).sum()) - leased
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
-        known, unwritten = partition.fields.family_of, []
+        known, unwritten = partition.fields.column_group_of, []
         for name, missing in self.missing(command, partition).items():
             if missing and name not in known:
                 unwritten.append(name)
@@ -206,7 +206,7 @@ class Serving:
         if unwritten:
             what = f"field {unwritten[0]!r}" if len(unwritten) == 1 else f"the fields {name_some(unwritten)}"
             causes.append(f"no row of partition {partition.name!r} has {what}{did_you_mean(unwritten, known)}")
-        lost = len(partition.lost_rows(rows, subscription.selection.families))
+        lost = len(partition.lost_rows(rows, subscription.selection.column_groups))
         if lost:
             causes.append(f"{lost} are lost with their storage unit")
         return ", ".join(causes)

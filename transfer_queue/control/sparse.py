@@ -44,7 +44,7 @@ class SparseColumn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no chunk exists, so that all rows are zero."""
+        """Return whether no chunk exists, so that all rows are zero."""
         return not len(self._where)
 
     @property

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from transfer_queue.control.arrays import Rows, as_positions
-from transfer_queue.control.families import Family, Selection
-from transfer_queue.control.leases import Lease
+from transfer_queue.control.column_groups import ColumnGroup, Selection
+from transfer_queue.control.lease import Lease
 from transfer_queue.control.ready import ReadyQueue
+from transfer_queue.control.row_states import FREE, Transition
+from transfer_queue.control.schema import PutSchema
 from transfer_queue.control.sparse import SparseColumn
+from transfer_queue.control.wait_queue import Line
 
-if TYPE_CHECKING:
-    from transfer_queue.control.waiters import Line
-
-__all__ = ["CONSUMED", "FREE", "LEASED", "PROMISED", "Subscription", "Task"]
-
-FREE = 0
-CONSUMED = 1
-PROMISED = 2
-"""Drawn together with another rank's batch; becomes CONSUMED when its own rank asks."""
-LEASED = 3
-"""Handed out and to be acknowledged."""
+__all__ = ["Layout", "Subscription", "Task"]
 
 
 class Task:
-    """A consumer of a partition. ``taken``: FREE, CONSUMED, PROMISED or LEASED, a row each.
+    """A consumer of a partition. ``taken``: the state of each row for this task, see `row_states`.
 
     ``batches``: (rank, batch index) -> ordinals of the rows which that rank gets each time it asks for that batch.
     ``leases`` by number; ``lease``: the number of the lease that each row is under, 0 for none. None without leases.
@@ -47,13 +38,17 @@ class Task:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the task has no state, like a task that was never named."""
+        """Return whether the task has no state, like a task that was never named."""
         return not self.subscriptions and not self.batches and self.taken.is_empty
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state per row."""
         return self.taken.nbytes + (0 if self.lease is None else self.lease.nbytes)
+
+    def move(self, rows: Rows, transition: Transition) -> None:
+        """Change the state of rows, each of which is in one of the transition's sources."""
+        self.taken[rows] = transition.target
 
     def forget(self) -> None:
         """Forget all taken rows."""
@@ -64,7 +59,7 @@ class Task:
         self.leases.clear()
 
     def was_dealt(self, batch: int | str, ranks: int) -> bool:
-        """Whether one of ``ranks`` ranks got rows for this batch."""
+        """Return whether one of ``ranks`` ranks got rows for this batch."""
         return any((rank, batch) in self.batches for rank in range(ranks))
 
 
@@ -87,14 +82,19 @@ class Subscription:
         self.lacking = False
         self.last_use = 0
 
-    def enter(self, rows: Rows, others: list[Family], fresh: bool) -> None:
-        """Fields of ``rows`` were written; take in those that have the families ``others`` too. ``fresh``: the rows
-        are new, so that nobody can have taken them."""
+    def enter(self, rows: Rows, others: list[ColumnGroup], fresh: bool) -> None:
+        """Add rows whose fields were written.
+
+        Args:
+            rows: The rows; only those are added that have the column groups ``others`` too.
+            others: The column groups that this write did not cover.
+            fresh: The rows are new, so that no task has taken them.
+        """
         if isinstance(rows, slice):
             if rows.stop - rows.start == 1:
                 position = rows.start
-                for family in others:
-                    if family.slot.items[position] <= 0:
+                for column_group in others:
+                    if column_group.slot.items[position] <= 0:
                         return
                 if not self.task.taken.item(position):
                     self.ready.add(rows)
@@ -103,6 +103,25 @@ class Subscription:
                 self.ready.add(rows)
                 return
         enters = self.task.taken[rows] == FREE
-        for family in others:
-            enters &= family.slot.array[rows] > 0
+        for column_group in others:
+            enters &= column_group.slot.array[rows] > 0
         self.ready.add(rows if bool(enters.all()) else as_positions(rows)[enters])
+
+
+class Layout:
+    """Everything a put with a given list of fields needs to know about the partition, worked out once.
+
+    ``subscriptions``: those that want one of the fields, each with the column groups it wants besides.
+    """
+
+    __slots__ = ("column_groups", "schema", "subscriptions")
+
+    def __init__(
+        self,
+        schema: PutSchema,
+        column_groups: list[ColumnGroup],
+        subscriptions: list[tuple[Subscription, list[ColumnGroup]]],
+    ) -> None:
+        self.schema = schema
+        self.column_groups = column_groups
+        self.subscriptions = subscriptions

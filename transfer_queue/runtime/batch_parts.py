@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.control.commands import Batch, FamilyLocations, StatusArrays
+from transfer_queue.control.commands import Batch, ColumnGroupLocations, StatusArrays
 from transfer_queue.control.schema import FieldSchema, merge
 from transfer_queue.wire.messages import ENCODER
 
@@ -14,7 +14,7 @@ __all__ = ["BatchParts", "RegroupedError", "joined_status", "msgpack_head", "wit
 
 
 class RegroupedError(Exception):
-    """The fields were grouped into other families since the first part."""
+    """The fields were arranged in other column groups since the first part."""
 
 
 class BatchParts:
@@ -107,7 +107,7 @@ class _Family:
         self._block_of_row: list[bytes] = []
         self._row_in_block: list[bytes] = []
 
-    def add(self, found: FamilyLocations) -> None:
+    def add(self, found: ColumnGroupLocations) -> None:
         known = len(self._number)
         places = list(zip(found.units, found.blocks, strict=True))
         numbers = [self._number.setdefault(place, len(self._number)) for place in places]

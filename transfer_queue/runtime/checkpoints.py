@@ -120,7 +120,7 @@ class Checkpoints:
                 serve()
 
     def _blocks(self) -> Iterable[tuple[int, int]]:
-        table = self._core.blocks
+        table = self._core.state.blocks
         slots = table.live_slots()
         return zip(table.unit.array[slots].tolist(), table.block.array[slots].tolist(), strict=True)
 

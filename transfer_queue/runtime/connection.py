@@ -56,7 +56,7 @@ _UNSENT_BYTES = 64 << 20
 
 
 class Endpoint(Protocol):
-    """What a connection reports to. Called on the loop; must not block."""
+    """Receives what arrives over a connection. Called on the loop; must not block."""
 
     def on_request(
         self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
@@ -66,7 +66,8 @@ class Endpoint(Protocol):
     def on_notice(self, connection: Connection, body: Any) -> None: ...
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
-        """Where a request's payload goes; None: a fresh buffer. Raise a TransferQueueError to refuse it unread."""
+        """Return the buffer for a request's payload; None: a fresh one. Raise a TransferQueueError to refuse it
+        unread."""
 
     def on_lost(self, connection: Connection) -> None: ...
 
@@ -134,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.welcome: Any = None
         self.context: Any = None
-        """Whatever the endpoint keeps with this connection."""
+        """What the endpoint keeps with this connection."""
         self.principal: Principal | None = None
         """Who the peer is, if that was asked."""
         self.closed = False

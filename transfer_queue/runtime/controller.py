@@ -53,7 +53,7 @@ from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.process import announce_ready, run_process
-from transfer_queue.runtime.recovery import Keeping
+from transfer_queue.runtime.recovery import JournalRecovery
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions, ParkedRequest, UnitSession
@@ -373,10 +373,10 @@ class Controller(Server):
             session.check_commit(command)
         if isinstance(command, Fetch):
             self.last_writes.fetches(session.client_id, command.task)
-        before = self.core.partitions.get(command.partition) if isinstance(command, Clear) else None
+        before = self.core.state.partitions.get(command.partition) if isinstance(command, Clear) else None
         started = monotonic()  # the loop's clock stands still while it works
         result = self.core.apply(command, self._loop.time(), client=session.writer, request=request)
-        if before is not None and self.core.partitions.get(command.partition) is not before:
+        if before is not None and self.core.state.partitions.get(command.partition) is not before:
             self._in_background(self.long_answers.bury(before))
         if isinstance(command, Commit):
             session.committed(command)
@@ -398,7 +398,11 @@ class Controller(Server):
 
     def _is_stale(self, command: Command, kept: Reply) -> bool:
         """Whether ``kept`` grants a lock that has ended: it ended with the connection over which it was granted."""
-        return isinstance(command, Lock) and isinstance(kept, Value) and not self.core.locks.is_held(kept.value["lock"])
+        return (
+            isinstance(command, Lock)
+            and isinstance(kept, Value)
+            and not self.core.state.locks.is_held(kept.value["lock"])
+        )
 
     def notice(self, connection: Connection, body: Any) -> None:
         handler = self._notices.get((type(connection.context), type(body)))
@@ -513,7 +517,7 @@ class Controller(Server):
         if self.journal is None:
             action(*arguments)
         else:
-            if self.core.log.pending:
+            if self.core.state.log.pending:
                 self._drain_records()
             self.journal.after(action, *arguments)
 
@@ -595,10 +599,10 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
     status = StatusServer(
         controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
     )
-    keeping: Keeping | None = None
+    keeping: JournalRecovery | None = None
     try:
         if config.durability != "none":
-            keeping = Keeping(controller, stop)
+            keeping = JournalRecovery(controller, stop)
         if config.metrics_port is not None:
             await status.listen(config.host, config.metrics_port, config.advertise_host)
             controller.metrics_address = status.address  # before the first client is welcomed

@@ -16,7 +16,7 @@ BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.2
 
 
 class Histogram:
-    """How often something took how long."""
+    """A histogram of durations in seconds."""
 
     __slots__ = ("counts", "seconds")
 
@@ -60,7 +60,7 @@ class RequestCounters:
 
 
 class ControllerCounters:
-    """Of a controller, since its start. ``waits``: how long parked requests waited for their answer."""
+    """The counters of a controller, since its start. ``waits``: how long parked requests waited for their answer."""
 
     def __init__(self) -> None:
         self.requests = RequestCounters()
@@ -86,8 +86,8 @@ class ControllerCounters:
 
 
 class UnitCounters:
-    """Of a storage unit that serves clients itself. Bytes that clients move through shared memory are not among those
-    received and sent."""
+    """The counters of a storage unit that serves clients itself. Bytes that clients move through shared memory are not
+    among those received and sent."""
 
     def __init__(self) -> None:
         self.requests = RequestCounters()

@@ -47,7 +47,7 @@ class Drains:
     def _drain(self, session: UnitSession, body: Drain) -> Value:
         self._units.drain(session, body.stop)
         unit = session.info.unit
-        table = self._core.blocks
+        table = self._core.state.blocks
         slots = table.slots_of_unit(unit)[: max(0, body.most)]
         blocks, nbytes = (column.array[slots].astype("<i8").tobytes() for column in (table.block, table.nbytes))
         return Value({"unit": unit, "blocks": blocks, "nbytes": nbytes, "partitions": self._core.partitions_at(slots)})

@@ -42,7 +42,7 @@ class SessionClosed(Record, frozen=True, tag=True):
 
 
 class KeptReply(Record, frozen=True, tag=True):
-    """What ``request`` of ``writer`` was answered, for when it asks again."""
+    """The answer to ``request`` of ``writer``, in case it asks again."""
 
     writer: int
     request: int

@@ -78,7 +78,7 @@ class LongAnswers:
 
     def is_long(self, body: Any) -> bool:
         """Whether the answer to this request is long; otherwise its time is negligible."""
-        partitions = self._controller.core.partitions
+        partitions = self._controller.core.state.partitions
         if isinstance(body, ListKeys):
             if body.partition:
                 found = partitions.get(body.partition)
@@ -110,7 +110,7 @@ class LongAnswers:
             if isinstance(body, KeysOf):
                 listed = await Slices().collect(self._keys_of(body))
                 return [msgpack_head(len(body.indexes) // 8, 0x90), *listed]
-            names = [name for name in self._controller.core.partitions if may(name)]
+            names = [name for name in self._controller.core.state.partitions if may(name)]
             if isinstance(body, Snapshot):
                 parts = await Slices().collect(self._counts(names))
                 whole = self._controller.core.totals()
@@ -127,7 +127,7 @@ class LongAnswers:
             while True:
                 found = BatchParts()
                 try:
-                    for part in lookup_in_parts(self._controller.core.partitions, lookup):
+                    for part in lookup_in_parts(self._controller.core.state.partitions, lookup):
                         if part is not None:
                             found.add(part)
                         await slices.turn()
@@ -139,7 +139,7 @@ class LongAnswers:
         """The answer in msgpack, in parts."""
         async with self._making:
             slices, parts = Slices(), []
-            for part in status_in_parts(self._controller.core.partitions, command):
+            for part in status_in_parts(self._controller.core.state.partitions, command):
                 parts.append(part)
                 await slices.turn()
             return joined_status(parts)
@@ -173,8 +173,8 @@ class LongAnswers:
         core = self._controller.core
         async with self._making:
             lost, slices = 0, Slices()
-            for name in list(core.partitions):
-                if (partition := core.partitions.get(name)) is not None:
+            for name in list(core.state.partitions):
+                if (partition := core.state.partitions.get(name)) is not None:
                     lost += partition.count_lost()
                     await slices.turn()
             self.lost_rows = lost
@@ -182,19 +182,19 @@ class LongAnswers:
     def _counts(self, names: list[str]) -> Iterator[bytes]:
         core = self._controller.core
         for name in names:
-            if (partition := core.partitions.get(name)) is not None:
-                counts = count_rows(partition, core.room.waiting_for(name))
+            if (partition := core.state.partitions.get(name)) is not None:
+                counts = count_rows(partition, core.wait_queue.waiting_for(name))
                 yield ENCODER.encode(name) + ENCODER.encode(counts)
 
     def _keys_of(self, command: KeysOf) -> Iterator[bytes]:
-        for keys in keys_of_in_parts(self._controller.core.partitions, command):
+        for keys in keys_of_in_parts(self._controller.core.state.partitions, command):
             yield without_head(keys)
 
     async def _keys(self, names: list[str]) -> list[bytes]:
         found: list[bytes] = []
         listed, slices = 0, Slices()
         for name in names:
-            partition = self._controller.core.partitions.get(name)
+            partition = self._controller.core.state.partitions.get(name)
             if partition is None:
                 continue
             place, count = len(found), 0

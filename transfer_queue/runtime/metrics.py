@@ -168,16 +168,20 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
     def fill(scrape: _Scrape) -> None:
         core, counters, config = controller.core, controller.counters, controller.config
         scrape.add("tq_controller_info", 1, config.name, config.backend.kind, controller.run)
-        scrape.add("tq_controller_rows", core.rows)
+        scrape.add("tq_controller_rows", core.state.rows)
         if core.sample_capacity is not None:
             scrape.add("tq_controller_sample_capacity", core.sample_capacity)
-        scrape.add("tq_controller_blocks", core.blocks.count)
-        scrape.add("tq_controller_waiting", len(core.room))
+        scrape.add("tq_controller_blocks", core.state.blocks.count)
+        scrape.add("tq_controller_waiting", len(core.wait_queue))
         now = controller.now()
-        scrape.add("tq_controller_oldest_wait_seconds", max((now - waiter.since for waiter in core.room), default=0))
-        scrape.add("tq_controller_partitions", len(core.partitions))
-        scrape.add("tq_controller_tasks", sum(len(item.tasks) for item in core.partitions.values()))
-        scrape.add("tq_controller_subscriptions", sum(len(item.subscriptions) for item in core.partitions.values()))
+        scrape.add(
+            "tq_controller_oldest_wait_seconds", max((now - waiter.since for waiter in core.wait_queue), default=0)
+        )
+        scrape.add("tq_controller_partitions", len(core.state.partitions))
+        scrape.add("tq_controller_tasks", sum(len(item.tasks) for item in core.state.partitions.values()))
+        scrape.add(
+            "tq_controller_subscriptions", sum(len(item.subscriptions) for item in core.state.partitions.values())
+        )
         scrape.add("tq_clients_connected", controller.clients_connected)
         scrape.add("tq_units_connected", controller.units.connected)
         scrape.add("tq_units_expected", controller.expected_units)
@@ -200,8 +204,8 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
 
 def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
     core = controller.core
-    for name in list(islice(reversed(core.partitions), MOST_PARTITIONS))[::-1]:
-        partition = core.partitions[name]
+    for name in list(islice(reversed(core.state.partitions), MOST_PARTITIONS))[::-1]:
+        partition = core.state.partitions[name]
         counts = count_rows(partition, 0, MOST_TASKS)
         scrape.add("tq_partition_rows", counts["rows"], name)
         scrape.add("tq_partition_bytes", counts["bytes"], name)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
-from transfer_queue.control.waiters import Waiter
+from transfer_queue.control.wait_queue import Waiter
 from transfer_queue.runtime.history import Gauge, History, Rate
 from transfer_queue.runtime.timeline import Event, Timeline
 
@@ -176,7 +176,7 @@ class Observer:
 
     def _took(self, command: Fetch, reply: Batch) -> None:
         rows, nbytes, age = len(reply.indexes) // 8, 0, np.nan
-        partition = self._controller.core.partitions.get(command.partition)
+        partition = self._controller.core.state.partitions.get(command.partition)
         if partition is not None:
             nbytes = rows * partition.nbytes // max(1, partition.rows)
             age = self._age(partition, int.from_bytes(reply.indexes[:8], "little", signed=True))
@@ -215,9 +215,9 @@ class Observer:
         tracked = list(history.admit("partitions", {key: flow.activity for key, flow in self._partitions.items()}))
         values: dict[str, dict[Any, tuple[float, ...]]] = {"partitions": {}}
         seconds = max(1e-3, now - self._sampled)
-        self._births = {name: self._births.get(name) or ([], []) for name in tracked if name in core.partitions}
+        self._births = {name: self._births.get(name) or ([], []) for name in tracked if name in core.state.partitions}
         for name in tracked:
-            partition, flow = core.partitions.get(name), self._partitions.get(name)
+            partition, flow = core.state.partitions.get(name), self._partitions.get(name)
             if partition is None and flow is None:
                 continue  # it is gone, and so will its series be when another one needs their room
             flow = flow or _Flow()
@@ -236,7 +236,7 @@ class Observer:
         values["reasons"] = {name: (self._reasons.get(name, 0.0) / seconds,) for name in reasons}
         history.admit("queue", {"": 1.0})
         whole = self._whole
-        levels = core.rows, self._controller.clients_connected, oldest, *self._fill()
+        levels = core.state.rows, self._controller.clients_connected, oldest, *self._fill()
         values["queue"] = {"": (*whole.rates(seconds), *whole.state(seconds), *levels)}
         history.record(now, values)
         self._partitions, self._tasks, self._reasons, self._whole = {}, {}, {}, _Flow()
@@ -261,7 +261,7 @@ class Observer:
     def _look_at_waiters(self, now: float) -> float:
         """Count the waits that go on. Returns how long the oldest has lasted."""
         lines: dict[Any, list[Waiter]] = {}
-        for waiter in islice(self._controller.core.room, _MOST_WAITERS):
+        for waiter in islice(self._controller.core.wait_queue, _MOST_WAITERS):
             lines.setdefault(waiter.key, []).append(waiter)
         self._find_lacks(lines)
         oldest = now
@@ -292,7 +292,7 @@ class Observer:
 
     def _lack(self, command: Fetch) -> _Reason:
         core = self._controller.core
-        partition = core.partitions.get(command.partition)
+        partition = core.state.partitions.get(command.partition)
         if partition is None:
             return _Reason("partition")
         missing = core.serving.missing(command, partition)
@@ -343,7 +343,7 @@ class Observer:
 
     def _waits_going_on(self, partition: str) -> list[dict[str, Any]]:
         now, found = monotonic(), []
-        for waiter in islice(self._controller.core.room, _MOST_WAITERS):
+        for waiter in islice(self._controller.core.wait_queue, _MOST_WAITERS):
             command, session = waiter.command, self._controller.clients.get(waiter.client)
             if isinstance(command, Fetch) and partition in ("", command.partition):
                 client = "" if session is None else session.client_id
@@ -370,10 +370,10 @@ class Observer:
             "partition": {"name": partition, **_rounded(one.series[partition])} if partition in one.series else None,
             "partitions": list(kept),
             "left_out": {
-                "partitions": len(core.partitions) - sum(name in core.partitions for name in kept),
+                "partitions": len(core.state.partitions) - sum(name in core.state.partitions for name in kept),
                 "tasks": groups["tasks"].left_out,
                 "reasons": groups["reasons"].left_out,
-                "requests": max(0, len(core.room) - _MOST_WAITERS),
+                "requests": max(0, len(core.wait_queue) - _MOST_WAITERS),
             },
             "bytes": self.history.nbytes,
         }

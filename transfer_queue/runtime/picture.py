@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.control.commands import Fetch
 from transfer_queue.control.queries import count_rows, subscriptions_of
-from transfer_queue.control.waiters import Waiter
+from transfer_queue.control.wait_queue import Waiter
 from transfer_queue.runtime.why import find_writers, in_words
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _MOST_WAITERS = 100
 def partition_pictures(controller: Controller) -> Iterator[dict[str, Any]]:
     """The partitions of `picture`, one at a time. Partitions that are removed before their turn are left out."""
     core = controller.core
-    for name in list(core.partitions):
-        if (partition := core.partitions.get(name)) is not None:
+    for name in list(core.state.partitions):
+        if (partition := core.state.partitions.get(name)) is not None:
             yield {
                 "name": name,
-                **count_rows(partition, core.room.waiting_for(name)),
+                **count_rows(partition, core.wait_queue.waiting_for(name)),
                 "subscriptions": subscriptions_of(partition),
             }
 
@@ -56,7 +56,7 @@ def picture(controller: Controller, partitions: bool = True) -> dict[str, Any]:
         "backend": controller.config.backend.kind,
         "time": time.time(),
         "uptime_s": now - controller.started,
-        "rows": core.rows,
+        "rows": core.state.rows,
         "sample_capacity": core.sample_capacity,
         "clients": controller.clients_connected,
         "expected_units": controller.expected_units,
@@ -95,7 +95,7 @@ def merged(pictures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _waiters(controller: Controller, now: float) -> list[dict[str, Any]]:
-    oldest = sorted(controller.core.room, key=lambda waiter: waiter.since)[:_MOST_WAITERS]
+    oldest = sorted(controller.core.wait_queue, key=lambda waiter: waiter.since)[:_MOST_WAITERS]
     lacks: dict[Any, tuple[str, list[dict[str, Any]]]] = {}  # the same for all of one subscription; looking costs time
     found = []
     for waiter in oldest:
@@ -125,8 +125,8 @@ def _lacks(controller: Controller, waiter: Waiter) -> tuple[str, list[dict[str, 
     """What a request waits for, in words, and who writes it: missing fields, or all if none is missing."""
     core = controller.core
     if not isinstance(waiter.command, Fetch):
-        return f"waits until rows are cleared: {core.rows} of {core.sample_capacity} exist", []
-    partition = core.partitions.get(waiter.command.partition)
+        return f"waits until rows are cleared: {core.state.rows} of {core.sample_capacity} exist", []
+    partition = core.state.partitions.get(waiter.command.partition)
     if partition is None:
         return "the partition does not exist yet", find_writers(controller, dict.fromkeys(waiter.command.fields, 0))
     counts = core.serving.missing(waiter.command, partition)

@@ -19,7 +19,7 @@ class Pins:
         self._held[holder] = set(blocks)
 
     def spare(self, unit: int, blocks: list[int]) -> list[int]:
-        """Those of ``blocks`` that nobody holds; the others come back from the last ``release``."""
+        """Return the blocks among ``blocks`` that nobody holds; the last ``release`` returns the others."""
         if not self._held:
             return blocks
         kept = {block for block in blocks if any((unit, block) in held for held in self._held.values())}

@@ -105,7 +105,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End at once without memory: whatever was being changed may be changed by half, and must not be acknowledged or
+    """End at once when memory is exhausted: a change may be half done, and must not be acknowledged or
     written down."""
     if isinstance(context.get("exception"), MemoryError):
         os.write(2, b"error: out of memory: give this process more, or keep fewer rows\n")

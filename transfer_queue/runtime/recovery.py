@@ -30,14 +30,14 @@ from transfer_queue.wire.messages import ENCODER
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
 
-__all__ = ["Keeping", "recover", "saved_state", "start_keeping"]
+__all__ = ["JournalRecovery", "attach_journal", "recover", "saved_state"]
 
 log = logging.getLogger(__name__)
 
 _STATE = msgspec.msgpack.Decoder(SavedState)
 
 
-class Keeping:
+class JournalRecovery:
     """Opens the journal of a controller, restores it from there and lets it write there from then on.
 
     Sets ``stop`` when the journal cannot be written any more. Raises ConfigError, StartError, CorruptJournalError.
@@ -51,12 +51,12 @@ class Keeping:
         self._failure: JournalWriteError | None = None
         self._executor = ThreadPoolExecutor(1, "tq-journal")
         self._journal = Journal(config.journal)
-        start_keeping(
+        attach_journal(
             controller, self._journal, asyncio.get_running_loop(), self._executor, self._failed,
             sync=config.durability == "node",
         )  # fmt: skip
-        if controller.core.rows:
-            log.warning("%d rows restored from the journal in %s", controller.core.rows, config.journal)
+        if controller.core.state.rows:
+            log.warning("%d rows restored from the journal in %s", controller.core.state.rows, config.journal)
 
     def _failed(self, error: JournalWriteError) -> None:
         self._failure = error
@@ -72,7 +72,7 @@ class Keeping:
         self._journal.close()
 
 
-def start_keeping(
+def attach_journal(
     controller: Controller,
     journal: Journal,
     loop: asyncio.AbstractEventLoop,

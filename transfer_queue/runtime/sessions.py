@@ -1,4 +1,4 @@
-"""What the controller remembers of its clients and storage units beyond their connections."""
+"""The sessions of a controller: what it remembers of its clients and storage units beyond their connections."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ClientSession:
                 raise StorageKeyNotFoundError(f"block {ref.block:#x} was freed before its commit; put it again")
 
     def saved(self) -> SavedSession:
-        """What a restarted controller has to know."""
+        """Return what a restarted controller has to know."""
         return SavedSession(self.writer, self.client_id, dict(self._replies), sorted(self.fenced))
 
     @classmethod

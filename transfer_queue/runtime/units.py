@@ -136,7 +136,7 @@ class UnitRegistry:
         return [block for block in unknown if self._clients.get(block >> 32) is None]
 
     def fence(self, unit: int, blocks: list[int]) -> list[int]:
-        """Those of ``blocks`` that no row refers to; commits that come for them from now on are refused."""
+        """Return the blocks among ``blocks`` that no row refers to, and refuse later commits of them."""
         unknown = self._core.unknown_blocks(unit, blocks)
         fenced = [block for block in unknown if self._clients.fence(block)]
         if fenced:
@@ -188,7 +188,7 @@ class UnitRegistry:
 
     def is_drained(self, session: UnitSession) -> bool:
         """It takes no new blocks, and no row needs one that it has."""
-        return session.draining and not len(self._core.blocks.slots_of_unit(session.info.unit))
+        return session.draining and not len(self._core.state.blocks.slots_of_unit(session.info.unit))
 
     def retire(self, unit: int, now: float) -> bool:
         """An empty, draining unit is about to end; False: it is neither."""
@@ -229,7 +229,7 @@ class UnitRegistry:
         self._next_unit = next_unit
 
     def replay(self, entry: Record) -> None:
-        """What happened since: a unit was registered, lost, or came back."""
+        """Apply a journal entry: a unit was registered, lost, or came back."""
         if isinstance(entry, UnitRegistered):
             for gone in [key for key, item in self._lost.items() if item.info.name == entry.info.name]:
                 del self._lost[gone]

@@ -101,7 +101,7 @@ def explain_timeout(controller: Controller, command: Command, error: TransferQue
 def _missing(controller: Controller, command: Fetch) -> dict[str, int]:
     """The fields that rows lack, all fields if there are no rows; looked up once for all requests that end at the same
     moment, since this costs time in proportion to the partition."""
-    partition = controller.core.partitions.get(command.partition)
+    partition = controller.core.state.partitions.get(command.partition)
     if partition is None or not partition.rows:
         return dict.fromkeys(command.fields, 0)
     now, known = controller.now(), controller.last_writes

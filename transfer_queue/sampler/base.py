@@ -40,7 +40,8 @@ class BaseSampler(ABC):
     def has_cached_result(
         self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
     ) -> bool:
-        """Whether the batch asked for was drawn before, so that it can be answered whatever is ready now."""
+        """Return whether the batch asked for was drawn before, so that the answer does not depend on what is ready
+        now."""
         config = sampling_config or {}
         rank = config.get("dp_rank")
         batches = self._states.get(partition_id, {}).get(task_name, {}).get(rank, {}) if rank is not None else {}

@@ -72,11 +72,11 @@ class PlannedSampler(BaseSampler):
 
     @property
     def shown_rows(self) -> bool:
-        """Whether it has to be shown every ready row, like a user's sampler."""
+        """Return whether it has to be shown every ready row, like a user's sampler."""
         return False
 
     reads_tags: bool = False
-    """Whether a changed tag can make a fetch possible that was not before."""
+    """True if a changed tag can make a fetch possible that was not before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,10 +85,11 @@ class PlannedSampler(BaseSampler):
 
     @abstractmethod
     def plan(self, batch_size: int, params: Mapping[str, Any]) -> Draw:
-        """What a fetch takes. Raises InvalidInputError for parameters that make no sense."""
+        """Return what a fetch takes. Raises InvalidInputError for parameters that make no sense."""
 
     def has_rank(self, params: Mapping[str, Any]) -> bool:
-        """Whether draws deal rows to the rank. Otherwise `sample` returns no rows and `plan` refuses the rank."""
+        """Return whether draws deal rows to the rank. Otherwise `sample` returns no rows and `plan` refuses the
+        rank."""
         return True
 
     def offered(self, ready_indexes: Sequence[int]) -> list[int]:

@@ -19,8 +19,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 class ReplaySampler(PlannedSampler):
     """Rows drawn with replacement, with a probability in proportion to their tag ``weight_tag`` (absent: 1; 0: never).
 
-    Nothing is consumed, so that a row may come again, in the same batch too; rows leave when they are cleared. Fetches
-    wait until ``min_rows`` rows are ready. ``seed`` makes the draws of one controller repeatable.
+    Nothing is consumed, so that a row may be drawn several times, in the same batch too; rows leave when they are
+    cleared. Fetches wait until ``min_rows`` rows are ready. ``seed`` makes the draws of one controller repeatable.
 
     Sampling config: ``seed`` (an int; the draw then depends on it and on the ready rows only); with ``dp_rank`` and
     ``batch_index``, a repeat of both returns the same rows.

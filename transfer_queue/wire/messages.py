@@ -303,8 +303,8 @@ class Drain(Request, frozen=True, tag=True, omit_defaults=True):
     """No new blocks for the storage unit called ``name`` (``stop``: again some, it is not to be drained).
 
     Answer: Value({unit: number, blocks: i64 bytes, nbytes: i64 bytes, partitions: names}), blocks that rows refer to
-    there, ``most`` at most, and the partition of each. Holds until the unit joins anew. RequestError for an unknown
-    name.
+    there, ``most`` at most, and the partition of each. Holds until the unit registers again.
+    RequestError for an unknown name.
     """
 
     scope = Scope.UNIT

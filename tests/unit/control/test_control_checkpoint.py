@@ -42,8 +42,8 @@ def play(core: ControlCore, steps: list[Any]) -> None:
             core.apply(put("p", a, b, block=number, unit=unit, tags=[{"n": number}] * a), 0)
         elif what == "keys":
             core.apply(put("q", [f"k{a}", f"k{a + 1}"], b, block=number, unit=unit), 0)
-        elif what == "scatter" and "q" in core.partitions:
-            keys = list(core.partitions["q"].keys)[a % 3 :: 2]
+        elif what == "scatter" and "q" in core.state.partitions:
+            keys = list(core.state.partitions["q"].keys)[a % 3 :: 2]
             if keys:
                 core.apply(put("q", keys[::-1], b, block=number, unit=unit), 0)
         elif what == "clear":
@@ -99,20 +99,20 @@ def test_everything_is_where_it_was_though_blocks_moved(steps: list[Any], piece_
     again.unit_joined(9)
     adopt(again, captured)
     again.validate_state()
-    assert list(again.partitions) == list(core.partitions)
-    assert again.rows == core.rows
-    for name in core.partitions:
+    assert list(again.state.partitions) == list(core.state.partitions)
+    assert again.state.rows == core.state.rows
+    for name in core.state.partitions:
         assert cells(again, name, origin) == cells(core, name, None)
         assert again.apply(c.ConsumptionStatus(name, "t"), 0) == core.apply(c.ConsumptionStatus(name, "t"), 0)
         assert again.apply(c.ListKeys(name), 0) == core.apply(c.ListKeys(name), 0)
     replayed = ControlCore(sampler=RankAwareSampler(), journal=True)
     records = msgspec.msgpack.encode(Drained(again).records)
     replayed.replay(msgspec.msgpack.decode(records, type=list[AnyRecord]))
-    assert sorted(replayed.partitions) == sorted(again.partitions)
-    assert replayed.rows == again.rows
-    for name in list(again.partitions):
+    assert sorted(replayed.state.partitions) == sorted(again.state.partitions)
+    assert replayed.state.rows == again.state.rows
+    for name in list(again.state.partitions):
         again.apply(c.Clear(name), 0)
-    assert again.blocks.count == 0
+    assert again.state.blocks.count == 0
     again.validate_state()
 
 
@@ -148,12 +148,12 @@ def test_replacing_frees_what_was_there_serves_those_who_wait_and_is_one_record(
     assert after.frees == [(1, 1), (1, 2), (1, 5)]
     assert core.apply(c.KeysOf("p", indexes=after.by_request[4].indexes), 0) == c.Value(["a", "b"])
     assert isinstance(after.by_request[6], c.Committed)
-    assert list(core.partitions) == ["p", "r"]
+    assert list(core.state.partitions) == ["p", "r"]
     core.validate_state()
     replayed = ControlCore(sample_capacity=3, journal=True)
     records = msgspec.msgpack.encode(before.records + after.records)
     replayed.replay(msgspec.msgpack.decode(records, type=list[AnyRecord]))
-    assert (replayed.rows, list(replayed.partitions)) == (core.rows, ["p", "r"])
+    assert (replayed.state.rows, list(replayed.state.partitions)) == (core.state.rows, ["p", "r"])
 
 
 def test_queue_with_rows_and_too_little_capacity_refuse() -> None:
@@ -167,7 +167,7 @@ def test_queue_with_rows_and_too_little_capacity_refuse() -> None:
     small = ControlCore(sample_capacity=2)
     with pytest.raises(CapacityError, match="3 rows"):
         adopt(small, captured)
-    assert not small.partitions
+    assert not small.state.partitions
 
 
 @pytest.mark.parametrize("damage", ["blocks", "partitions", "extents", "format"])

@@ -50,13 +50,13 @@ def test_tasks_that_have_not_fetched_for_some_time_are_dropped_and_others_are_no
         assert len(rows(core.apply(fetch("p", "x", 10, task=task), at))) == 10
     assert core.apply(fetch("p", "x", 1, task="waiting", timeout_s=math.inf), 1.0, request=1) is PARKED
     core.apply(c.ResetConsumption("p", idle_s=60.0), 100.0)
-    assert list(core.partitions["p"].tasks) == ["waiting", "new"]
+    assert list(core.state.partitions["p"].tasks) == ["waiting", "new"]
     assert len(rows(core.apply(fetch("p", "x", 10, task="old"), 100.0))) == 10
     restored = ControlCore()
     restored.restore(core.snapshot())
     restored.restart_leases(1000.0)
     restored.apply(c.ResetConsumption("p", idle_s=60.0), 1001.0)
-    assert sorted(restored.partitions["p"].tasks) == ["new", "old", "waiting"]
+    assert sorted(restored.state.partitions["p"].tasks) == ["new", "old", "waiting"]
 
 
 def test_tasks_that_were_just_answered_or_have_rows_to_acknowledge_are_not_idle() -> None:
@@ -74,7 +74,7 @@ def test_tasks_that_were_just_answered_or_have_rows_to_acknowledge_are_not_idle(
     def names(core: ControlCore, now: float) -> list[str]:
         for partition in ("new", "p"):
             core.apply(c.ResetConsumption(partition, idle_s=60.0), now)
-        return [name for partition in core.partitions.values() for name in sorted(partition.tasks)]
+        return [name for partition in core.state.partitions.values() for name in sorted(partition.tasks)]
 
     assert names(core, 101.0) == ["acknowledged", "leased", "timed out", "early"]
     loaded = ControlCore()
@@ -150,7 +150,7 @@ def test_thousands_of_waiters_are_answered_once_each_in_order() -> None:
         core.apply(put("p", 100, "x", block=block), 0)
         answered += [(answer.request, rows(answer.reply)) for answer in Drained(core).answers]
     assert answered == [(request, [request]) for request in range(2000)]
-    assert len(core.room) == 0
+    assert len(core.wait_queue) == 0
 
 
 def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
@@ -159,7 +159,7 @@ def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
         core.apply(fetch("p", "x", 1, timeout_s=3600.0), 0, request=number)
         core.apply(put("p", 1, "x", block=number), 0)
         core.drain_effects()
-    assert len(core.room._deadlines) < 100
+    assert len(core.wait_queue._deadlines) < 100
 
 
 def test_parked_request_numbers_must_differ() -> None:
@@ -184,7 +184,7 @@ def test_parked_commit_that_went_wrong_meanwhile_gets_the_error() -> None:
     core.unit_lost(2, 0)
     core.apply(c.Clear("p"), 0)
     assert type(Drained(core).by_request[1]).__name__ == "DataLostError"
-    assert core.rows == 0
+    assert core.state.rows == 0
 
 
 def test_a_rank_that_waits_learns_at_once_that_its_rows_are_gone_when_their_unit_returns_without_them() -> None:
@@ -245,7 +245,7 @@ def test_cleared_rows_at_the_front_give_their_memory_back() -> None:
         taken: Any = core.apply(fetch("p", "x", 256), 0)
         core.apply(c.Clear("p", indexes=taken.indexes), 0)
         core.drain_effects()
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     assert partition.table.capacity <= 4096
     assert partition.base > 50_000 - 4096
     assert not partition.keys
@@ -258,9 +258,13 @@ def test_metadata_takes_at_most_64_bytes_a_sample() -> None:
     for number in range(3000):
         core.apply(put("p", 1, names, block=number), 0)
         core.apply(fetch("p", names, 1), 0)
-    ready = sum(len(s.ready.bits) for s in core.partitions["p"].subscriptions.values())  # type: ignore[attr-defined]
-    used = core.partitions["p"].table.nbytes + core.blocks.memory + ready * 3000 // core.partitions["p"].table.capacity
-    used += core.partitions["p"].tasks["t"].nbytes
+    ready = sum(len(s.ready.bits) for s in core.state.partitions["p"].subscriptions.values())  # type: ignore[attr-defined]
+    used = (
+        core.state.partitions["p"].table.nbytes
+        + core.state.blocks.memory
+        + ready * 3000 // core.state.partitions["p"].table.capacity
+    )
+    used += core.state.partitions["p"].tasks["t"].nbytes
     assert used / 3000 <= 64
 
 
@@ -318,7 +322,7 @@ def test_rows_that_were_consumed_and_cleared_still_count_as_consumed() -> None:
     core.apply(put("p", 4, "x"), 0)
     core.apply(fetch("p", "x", 3), 0)
     core.apply(c.Clear("p", indexes=i64(0, 1, 3)), 0)  # the last one was not consumed
-    (seen,) = subscriptions_of(core.partitions["p"])
+    (seen,) = subscriptions_of(core.state.partitions["p"])
     assert (seen["consumed"], seen["ready"]) == (3, 0)
 
 
@@ -430,7 +434,7 @@ def test_a_client_that_leaves_takes_no_rows_with_a_request_behind_another_of_its
 def test_a_task_costs_what_it_consumed_and_not_what_there_is() -> None:
     core = ControlCore()
     core.apply(put("p", 100_000, "x"), 0)
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     before = partition.table.nbytes
     for number in range(1000):
         assert len(rows(core.apply(fetch("p", "x", 10, f"task {number}"), 0))) == 10
@@ -441,7 +445,7 @@ def test_a_task_costs_what_it_consumed_and_not_what_there_is() -> None:
 def test_tasks_that_took_nothing_are_forgotten_with_their_subscriptions() -> None:
     core = ControlCore()
     core.apply(put("p", 2, "x"), 0)
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     for number in range(300):
         assert rows(core.apply(fetch("p", "x", 3, f"task {number}"), 0)) == []
         core.validate_state()
@@ -461,7 +465,7 @@ def test_a_reset_drops_tasks_for_which_nobody_waits() -> None:
     for task in ("idle", "waiting", "other"):
         assert rows(core.apply(fetch("p", "x", 4, task), 0)) == [0, 1, 2, 3]
     assert core.apply(fetch("p", "x", 1, "waiting", timeout_s=9.0), 0, request=1) is PARKED
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     core.apply(c.ResetConsumption("p", "idle"), 0)
     core.validate_state()
     assert list(partition.tasks) == ["waiting", "other"]
@@ -479,7 +483,7 @@ def test_tasks_whose_rows_are_all_cleared_are_forgotten() -> None:
         taken = rows(core.apply(fetch("p", "x", 100, f"step {step}"), 0))
         core.apply(c.Clear("p", indexes=i64(*taken)), 0)
     core.validate_state()
-    assert len(core.partitions["p"].tasks) < 256 + 20
+    assert len(core.state.partitions["p"].tasks) < 256 + 20
 
 
 def test_many_rows_keep_fewer_subscriptions() -> None:
@@ -487,7 +491,7 @@ def test_many_rows_keep_fewer_subscriptions() -> None:
     core.apply(put("p", 1, "x"), 0)
     for number in range(100):
         core.apply(fetch("p", "x", 2, f"task {number}"), 0)
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     assert len(partition.subscriptions) == 100
     core.apply(put("p", 3_000_000, "x", block=2), 0)
     assert len(partition.subscriptions) == (64 << 20) // partition.table.capacity
@@ -499,9 +503,9 @@ def test_puts_of_equal_fields_share_one_schema_wherever_they_are() -> None:
     for number in range(50):
         core.apply(put(f"p{number % 25}", 1, "xy", block=number + 1), 0)
         core.apply(fetch(f"p{number % 25}", "x", 1, f"task {number}"), 0)
-    assert len(core.blocks.schemas) == 1
+    assert len(core.state.blocks.schemas) == 1
     core.apply(put("p0", 1, "x", block=51), 0)
-    assert len(core.blocks.schemas) == 2
+    assert len(core.state.blocks.schemas) == 2
     core.validate_state()
 
 
@@ -509,7 +513,7 @@ def test_kinds_of_puts_are_remembered_up_to_a_bound() -> None:
     core = ControlCore()
     for number in range(1000):
         core.apply(put("p", 1, schema("x", shape=(number + 1,)), block=number + 1), 0)
-    assert len(core.partitions["p"]._layouts) <= 128
+    assert len(core.state.partitions["p"]._layouts) <= 128
     fetched: Any = core.apply(fetch("p", "x", 1000), 0)
     assert fetched.fields == [FieldSchema("x", "ragged", "float32", (None,))]
     core.validate_state()

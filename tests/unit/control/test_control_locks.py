@@ -209,13 +209,13 @@ def test_no_key_ever_has_two_holders_and_nobody_waits_for_ever(seed: int) -> Non
         elif step == 8:
             host.core.disconnected(chance.randint(1, 6), host.now)
         host.tick(host.now)
-        ended = set(range(1, 400)) - {claim.number for claim in host.core.locks._held.values()}
-        names = [key for claim in host.core.locks._held.values() for key in claim.keys]
+        ended = set(range(1, 400)) - {claim.number for claim in host.core.state.locks._held.values()}
+        names = [key for claim in host.core.state.locks._held.values() for key in claim.keys]
         assert len(names) == len(set(names))
     host.tick(host.now + 4.0 * (len(wanted) + 1)) if host.core.next_deadline() else None
     while (deadline := host.core.next_deadline()) is not None:
         host.tick(max(host.now, deadline))
-    assert (host.core.locks.held, host.core.locks.waiting) == (0, 0)
+    assert (host.core.state.locks.held, host.core.state.locks.waiting) == (0, 0)
     replayed = ControlCore()
     replayed.replay(host.records)
     assert replayed.fingerprint() == host.core.fingerprint()

@@ -206,4 +206,4 @@ def test_clear_that_the_sampler_refuses_changes_nothing() -> None:
     core.apply(put("p", 1, "x"), 0)
     with pytest.raises(SamplerError, match="disk"):
         core.apply(c.Clear("p"), 0)
-    assert core.rows == 1
+    assert core.state.rows == 1

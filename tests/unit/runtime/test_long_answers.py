@@ -255,7 +255,7 @@ async def test_a_cleared_partition_is_taken_apart_beside_other_requests() -> Non
     controller = Controller(validate_document(ControllerConfig, {"name": "q"}, "test"), core, loop)
     keys = [f"k{row}" for row in range(100_000)]
     core.apply(Commit("p", keys=keys, tags=[{"row": row} for row in range(100_000)]), 0.0)
-    partition = core.partitions["p"]
+    partition = core.state.partitions["p"]
     core.apply(Clear("p"), 0.0)
     burying = asyncio.create_task(controller.long_answers.bury(partition))
     await asyncio.sleep(0)

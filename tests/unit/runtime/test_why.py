@@ -63,7 +63,7 @@ async def test_a_fetch_that_timed_out_names_the_writer_of_a_field_that_its_parti
     controller.last_writes.note("hung", Commit("old", append=2, fields=[reward]), 0.0)
     controller.last_writes.note("busy", Commit("old", append=2, fields=[tokens]), 0.0)
     command = Fetch("new", fields=["tokens", "reward"], batch_size=2, task="trainer")
-    shortfall = core.serving.shortfall(command, core.partitions["new"])
+    shortfall = core.serving.shortfall(command, core.state.partitions["new"])
     error = explain_timeout(controller, command, WaitTimeoutError(shortfall))
     assert "'reward' was last written" in str(error)
     assert "in 'old' by hung" in str(error)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
-from transfer_queue.storage.base import Peer, Served, StoreContext, UnitStats
+from transfer_queue.storage.base import Peer, Served, ServingStore, StoreContext, UnitStats
 from transfer_queue.storage.ledger import Ledger
 from transfer_queue.wire import messages as wire
 
@@ -27,8 +27,8 @@ _AGAIN_S = 60.0
 """Time after which another client is asked to remove a block."""
 
 
-class RegisteredStore:
-    """See ``storage.base.UnitStore`` and ``ClientServing``."""
+class RegisteredStore(ServingStore):
+    """See `ServingStore`."""
 
     def __init__(self, context: StoreContext) -> None:
         self._ledger = Ledger(context.name, context.capacity)
@@ -39,12 +39,6 @@ class RegisteredStore:
         self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------------------------- UnitStore
-
-    def attributes(self) -> dict[str, Any]:
-        return {}
-
-    def registered(self, unit: int, run: str) -> None:
-        pass
 
     async def free(self, blocks: Sequence[int]) -> None:
         self._bury(blocks)
@@ -58,7 +52,7 @@ class RegisteredStore:
     async def close(self) -> None:
         pass
 
-    # ------------------------------------------------------------------------------------------------ ClientServing
+    # ---------------------------------------------------------------------------------------------------- ServingStore
 
     def connected(self, peer: Peer) -> dict[str, Any]:
         self._peers.add(peer)

@@ -1,43 +1,20 @@
-"""Leases: rows that a task fetched and has not acknowledged, until when, and for which client.
-
-A row that is leased is neither ready nor consumed. Acknowledging consumes it; when its lease ends before that, because
-the time is up or its client is gone, it is ready again in its old place.
-"""
+"""The deadlines of all leases of a controller."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from transfer_queue.control.arrays import Rows, row_count
+from transfer_queue.control.arrays import Rows
+from transfer_queue.control.lease import Lease
+from transfer_queue.control.partition import Partition
+from transfer_queue.control.subscription import Task
 
-if TYPE_CHECKING:
-    from transfer_queue.control.partition import Partition
-    from transfer_queue.control.subscription import Task
-
-__all__ = ["Lease", "Leases"]
+__all__ = ["LeaseDeadlines"]
 
 
-class Lease:
-    """What one fetch took. ``rows`` are ordinals, of which ``left`` are still under it. ``dealt``: as a rank's batch,
-    which goes back to that rank only. ``seconds`` is how long it lasts, ``deadline`` when it ends, by the host's clock.
-    """
-
-    __slots__ = ("client", "deadline", "dealt", "left", "number", "rows", "seconds")
-
-    def __init__(self, number: int, client: int, seconds: float, deadline: float, rows: Rows, dealt: bool) -> None:
-        self.number = number
-        self.client = client
-        self.seconds = seconds
-        self.deadline = deadline
-        self.rows = rows
-        self.left = row_count(rows)
-        self.dealt = dealt
-
-
-class Leases:
+class LeaseDeadlines:
     """Gives out numbers and knows deadlines; which leases there are is kept with their tasks.
 
     ``now``: the host's clock when it last said. ``seconds``: for fetches that say nothing; 0: no lease.
@@ -79,7 +56,7 @@ class Leases:
             _, _, lease, task, partition = self._deadlines[0]
             yield partition, task, lease
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """All deadlines count from now on: the clock is another one."""
         entries = [entry for entry in self._deadlines if _is_live(entry[2], entry[3])]
         for _, _, lease, _, _ in entries:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from transfer_queue.control.commands import Commit, Fetch
 from transfer_queue.sampler import Draw
 
-__all__ = ["Line", "LineKey", "WaitRoom", "Waiter"]
+__all__ = ["Line", "LineKey", "WaitQueue", "Waiter"]
 
 
 class Waiter:
@@ -48,7 +48,7 @@ LineKey: TypeAlias = "tuple[str, str, tuple[str, ...]]"
 """(partition, task, sorted fields)."""
 
 
-class WaitRoom:
+class WaitQueue:
     """All waiters: fetches by subscription, commits that wait for sample budget, deadlines, and who belongs to whom.
 
     Waiters outlive the partition they wait for, and may wait for one that does not exist yet.

@@ -11,23 +11,24 @@ import numpy as np
 from transfer_queue.control.arrays import Ints, Rows, as_positions, compact, row_count
 from transfer_queue.control.batches import EMPTY_BATCH, make_batch
 from transfer_queue.control.commands import Batch, Fetch
-from transfer_queue.control.leases import Leases
+from transfer_queue.control.lease_deadlines import LeaseDeadlines
 from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
 from transfer_queue.control.partition import Partition, Queueing
 from transfer_queue.control.plain import unpack_arrays
 from transfer_queue.control.ready import ReadyGroups, ReadyRows
-from transfer_queue.control.subscription import CONSUMED, PROMISED, Subscription
+from transfer_queue.control.row_states import CONSUMED, RESERVE
+from transfer_queue.control.subscription import Subscription
 from transfer_queue.errors import DataLostError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.sampler import BaseSampler, Draw, PlannedSampler
 
-__all__ = ["Drawer", "Outcome", "PartitionView"]
+__all__ = ["Outcome", "PartitionView", "SamplerAdapter"]
 
 FAULTS = (Exception, SystemExit, GeneratorExit)
 """What a user's code may raise and must not reach anybody but the caller of the moment; not a Ctrl-C."""
 
 
 class PartitionView:
-    """What a user's sampler sees as ``partition``."""
+    """The view of a partition that a user's sampler gets as ``partition``."""
 
     def __init__(self, partition: Partition, production_done: bool) -> None:
         self._partition = partition
@@ -57,12 +58,12 @@ _TOO_FEW = Outcome(False)
 _LACKS_FIELDS = Outcome(True)
 
 
-class Drawer:
+class SamplerAdapter:
     """Draws with one sampler. Built-in samplers say what they take (`PlannedSampler.plan`) and the subscription's ready
     queue gives it; what ranks have been dealt is kept with the task. A user's sampler is shown the list of ready rows.
     """
 
-    def __init__(self, sampler: BaseSampler, leases: Leases) -> None:
+    def __init__(self, sampler: BaseSampler, leases: LeaseDeadlines) -> None:
         self.sampler = sampler
         self._leases = leases
         self.name = type(sampler).__name__
@@ -73,7 +74,7 @@ class Drawer:
         self.reads_tags = self.planned is None or self.planned.reads_tags
 
     def plan(self, command: Fetch) -> Draw | None:
-        """What the fetch will take; None if a user's sampler decides."""
+        """Return what the fetch will take; None if a user's sampler decides."""
         if self.planned is None:
             return None
         try:
@@ -136,7 +137,7 @@ class Drawer:
         task = subscription.task
         seconds = self._leases.seconds if command.lease_s is None else command.lease_s
         if not seconds > 0 or not row_count(rows):
-            partition.consume(task, rows, CONSUMED, subscription)
+            partition.take(task, rows, subscription)
             return
         ordinals: Rows = (
             slice(rows.start + partition.base, rows.stop + partition.base)
@@ -152,7 +153,7 @@ class Drawer:
         if draw.oldest is None or not isinstance(ready, ReadyPriorities) or ready.unusable:
             return
         if row_count(stale := ready.stale(draw.oldest)):
-            partition.consume(subscription.task, stale, CONSUMED, subscription)
+            partition.take(subscription.task, stale, subscription)
 
     def _take(
         self, partition: Partition, subscription: Subscription, draw: Draw
@@ -197,7 +198,7 @@ class Drawer:
         return rows, shares
 
     def shortfall(self, partition: Partition, subscription: Subscription, command: Fetch) -> str:
-        """What else is missing than rows."""
+        """Return what is missing besides rows."""
         draw = self.plan(command) if self.planned is not None and self.queueing.order is None else None
         ready = subscription.ready
         if draw is None or draw.tokens is None or not isinstance(ready, ReadyRows | ReadyGroups):
@@ -229,7 +230,7 @@ class Drawer:
             if rank == draw.rank:
                 own = dealt
             else:
-                partition.consume(task, dealt, PROMISED, subscription)
+                partition.take(task, dealt, subscription, how=RESERVE)
         return own
 
     def _shares(self, partition: Partition, draw: Draw, positions: list[int]) -> list[list[int]]:
@@ -254,7 +255,7 @@ class Drawer:
             )
         rows = compact(positions)
         if not subscription.selection.complete(rows):
-            lost = partition.lost_rows(rows, subscription.selection.families)
+            lost = partition.lost_rows(rows, subscription.selection.column_groups)
             if len(lost):
                 raise DataLostError(
                     f"{len(lost)} rows of batch {draw.batch!r} of rank {draw.rank} were lost with their storage unit; "
@@ -294,7 +295,7 @@ class Drawer:
             raise SamplerError(f"{self.name} returned rows that lack one of the fields {list(command.fields)}")
         given = np.isin(taken, rows) & (subscription.task.taken[taken] != CONSUMED)
         if len(dropped := taken[~given]):
-            partition.consume(subscription.task, compact(dropped), CONSUMED)
+            partition.take(subscription.task, compact(dropped))
         if given.any():
             subscription.ready.discard(compact(taken[given]))
             self._hand_out(partition, subscription, command, compact(taken[given]))

@@ -1,21 +1,17 @@
-"""Field families: fields that were always written together share one location a row."""
+"""Column groups: fields that were always written together share one location a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from transfer_queue.control.arrays import Column, Rows, Table, as_positions, row_count
 from transfer_queue.control.blocks import BlockTable
-from transfer_queue.control.commands import FamilyLocations
-from transfer_queue.control.schema import FieldSchema, PutSchema, merge
+from transfer_queue.control.commands import ColumnGroupLocations
+from transfer_queue.control.schema import FieldSchema, merge
 
-if TYPE_CHECKING:
-    from transfer_queue.control.subscription import Subscription
-
-__all__ = ["Family", "FieldTable", "Layout", "Selection"]
+__all__ = ["ColumnGroup", "FieldTable", "Selection"]
 
 _MAX_CACHED = 128
 _MAX_NUMBERS = 128
@@ -24,7 +20,7 @@ _MISSING = np.int32(-1).tobytes()
 _ZERO = np.int32(0).tobytes()
 
 
-class Family:
+class ColumnGroup:
     """``slot``: where each row's cells lie (see `BlockTable`). ``row``: their row in that block, for blocks whose rows
     are scattered over the partition; made on first use."""
 
@@ -36,12 +32,12 @@ class Family:
         self.row = row
 
     def complete(self, rows: Rows) -> bool:
-        """Whether all of ``rows`` have these fields."""
+        """Return whether all of ``rows`` have these fields."""
         return bool((self.slot.array[rows] > 0).all())
 
     def locate(
         self, names: list[str], rows: Rows, base: int, blocks: BlockTable
-    ) -> tuple[FamilyLocations, tuple[int, ...]]:
+    ) -> tuple[ColumnGroupLocations, tuple[int, ...]]:
         """Locations of ``rows`` and the numbers of the schemas they were written under."""
         if isinstance(rows, slice) and rows.stop - rows.start == 1:
             return self._locate_one(names, rows.start, base, blocks)
@@ -53,7 +49,7 @@ class Family:
                 in_block = np.arange(rows.start + base - start, rows.stop + base - start, dtype=np.int32)
             else:
                 in_block = (rows + (base - start)).astype(np.int32)
-            found = FamilyLocations(
+            found = ColumnGroupLocations(
                 names, [blocks.unit.items[first]], [blocks.block.items[first]], bytes(4 * n), in_block.tobytes()
             )
             return found, (blocks.schema.items[first],)
@@ -61,24 +57,24 @@ class Family:
 
     def _locate_one(
         self, names: list[str], position: int, base: int, blocks: BlockTable
-    ) -> tuple[FamilyLocations, tuple[int, ...]]:
+    ) -> tuple[ColumnGroupLocations, tuple[int, ...]]:
         slot = self.slot.items[position]
         if slot <= 0:
-            return FamilyLocations(names, [], [], _MISSING, _ZERO), ()
+            return ColumnGroupLocations(names, [], [], _MISSING, _ZERO), ()
         start = blocks.start.items[slot]
         if start >= 0:
             row = position + base - start
         else:
             assert self.row is not None
             row = self.row.items[position]
-        found = FamilyLocations(
+        found = ColumnGroupLocations(
             names, [blocks.unit.items[slot]], [blocks.block.items[slot]], _ZERO, row.to_bytes(4, "little")
         )
         return found, (blocks.schema.items[slot],)
 
     def _locate_many(
         self, names: list[str], rows: Rows, base: int, blocks: BlockTable
-    ) -> tuple[FamilyLocations, tuple[int, ...]]:
+    ) -> tuple[ColumnGroupLocations, tuple[int, ...]]:
         slots, block_of_row = np.unique(self.slot.array[rows], return_inverse=True)
         absent = int(np.searchsorted(slots, 1))  # slots of unwritten and lost cells
         starts = blocks.start.array[slots.clip(0)]
@@ -89,7 +85,7 @@ class Family:
             in_block[block_of_row < absent] = 0
             block_of_row = np.maximum(block_of_row - absent, -1)
             slots = slots[absent:]
-        found = FamilyLocations(
+        found = ColumnGroupLocations(
             names,
             blocks.unit.array[slots].tolist(),
             blocks.block.array[slots].tolist(),
@@ -100,26 +96,26 @@ class Family:
 
 
 class Selection:
-    """Some fields of a partition, sorted into their families. ``unknown``: names that were never written."""
+    """Some fields of a partition, sorted into their column groups. ``unknown``: names that were never written."""
 
-    __slots__ = ("_merged", "families", "names", "parts", "unknown")
+    __slots__ = ("_merged", "column_groups", "names", "parts", "unknown")
 
-    def __init__(self, names: Sequence[str], parts: list[tuple[Family, list[str]]], unknown: list[str]) -> None:
+    def __init__(self, names: Sequence[str], parts: list[tuple[ColumnGroup, list[str]]], unknown: list[str]) -> None:
         self.names = names
         self.parts = parts
-        self.families = [family for family, _ in parts]
+        self.column_groups = [column_group for column_group, _ in parts]
         self.unknown = unknown
         self._merged: dict[tuple[tuple[int, ...], ...], list[FieldSchema]] = {}
 
     def complete(self, rows: Rows) -> bool:
-        return not self.unknown and all(family.complete(rows) for family in self.families)
+        return not self.unknown and all(column_group.complete(rows) for column_group in self.column_groups)
 
-    def locate(self, rows: Rows, base: int, blocks: BlockTable) -> tuple[list[FamilyLocations], list[FieldSchema]]:
+    def locate(self, rows: Rows, base: int, blocks: BlockTable) -> tuple[list[ColumnGroupLocations], list[FieldSchema]]:
         """Locations, and the schemas in the order of ``names``; a field that none of ``rows`` has gets no schema."""
         locations = []
         written: list[tuple[int, ...]] = []
-        for family, names in self.parts:
-            found, numbers = family.locate(names, rows, base, blocks)
+        for column_group, names in self.parts:
+            found, numbers = column_group.locate(names, rows, base, blocks)
             locations.append(found)
             written.append(numbers)
         key = tuple(written)
@@ -142,85 +138,71 @@ class Selection:
         return [merged[name] for name in self.names if name in merged]
 
 
-class Layout:
-    """Everything a put with a given list of fields needs to know about the partition, worked out once.
-
-    ``subscriptions``: those that want one of the fields, each with the families it wants besides.
-    """
-
-    __slots__ = ("families", "schema", "subscriptions")
-
-    def __init__(
-        self, schema: PutSchema, families: list[Family], subscriptions: list[tuple[Subscription, list[Family]]]
-    ) -> None:
-        self.schema = schema
-        self.families = families
-        self.subscriptions = subscriptions
-
-
 class FieldTable:
-    """The fields of one partition and their families. ``family_of`` is in field-creation order."""
+    """The fields of one partition and their column groups. ``column_group_of`` is in field-creation order."""
 
-    __slots__ = ("_selections", "_table", "families", "family_of", "lengths", "sorted_names")
+    __slots__ = ("_selections", "_table", "column_group_of", "column_groups", "lengths", "sorted_names")
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self.families: list[Family] = []
-        self.family_of: dict[str, Family] = {}
+        self.column_groups: list[ColumnGroup] = []
+        self.column_group_of: dict[str, ColumnGroup] = {}
         self.sorted_names: list[str] = []
         self.lengths: dict[str, Column] = {}
         """ragged field -> elements along its first ragged axis, plus one; 0: not known."""
         self._selections: dict[tuple[str, ...], Selection] = {}
 
-    def arrange(self, names: Iterable[str]) -> tuple[list[Family], bool]:
-        """Families that make up exactly ``names``, and whether anything had to change: families that hold other
-        fields too are split, new fields become a family."""
+    def arrange(self, names: Iterable[str]) -> tuple[list[ColumnGroup], bool]:
+        """Return the column groups that make up exactly ``names``, and whether anything had to change.
+
+        Groups that hold other fields too are split, and new fields become a group.
+        """
         changed = False
-        families: list[Family] = []
+        column_groups: list[ColumnGroup] = []
         wanted = dict.fromkeys(names)
-        for family in list(self.families):
-            inside = [name for name in family.fields if name in wanted]
-            if inside and len(inside) < len(family.fields):
-                family = self._split(family, inside)
+        for column_group in list(self.column_groups):
+            inside = [name for name in column_group.fields if name in wanted]
+            if inside and len(inside) < len(column_group.fields):
+                column_group = self._split(column_group, inside)
                 changed = True
             if inside:
-                families.append(family)
-        fresh = [name for name in wanted if name not in self.family_of]
+                column_groups.append(column_group)
+        fresh = [name for name in wanted if name not in self.column_group_of]
         if fresh:
-            families.append(self._add(Family(fresh, self._table.add_column(np.int32))))
-            self.sorted_names = sorted(self.family_of)
+            column_groups.append(self._add(ColumnGroup(fresh, self._table.add_column(np.int32))))
+            self.sorted_names = sorted(self.column_group_of)
             changed = True
         if changed:
             self._selections.clear()
-        return families, changed
+        return column_groups, changed
 
-    def adopt(self, families: list[Family], names: list[str]) -> None:
-        """Take over families, with the field-creation order ``names``."""
-        for family in families:
-            self._add(family)
-        self.family_of = {name: self.family_of[name] for name in names}
+    def adopt(self, column_groups: list[ColumnGroup], names: list[str]) -> None:
+        """Take over column groups, with the field-creation order ``names``."""
+        for column_group in column_groups:
+            self._add(column_group)
+        self.column_group_of = {name: self.column_group_of[name] for name in names}
         self.sorted_names = sorted(names)
 
-    def _add(self, family: Family) -> Family:
-        self.families.append(family)
-        self.family_of.update(dict.fromkeys(family.fields, family))
-        return family
+    def _add(self, column_group: ColumnGroup) -> ColumnGroup:
+        self.column_groups.append(column_group)
+        self.column_group_of.update(dict.fromkeys(column_group.fields, column_group))
+        return column_group
 
-    def _split(self, family: Family, inside: list[str]) -> Family:
-        family.fields = [name for name in family.fields if name not in inside]
-        row = None if family.row is None else self._table.copy_column(family.row)
-        return self._add(Family(inside, self._table.copy_column(family.slot), row))
+    def _split(self, column_group: ColumnGroup, inside: list[str]) -> ColumnGroup:
+        column_group.fields = [name for name in column_group.fields if name not in inside]
+        row = None if column_group.row is None else self._table.copy_column(column_group.row)
+        return self._add(ColumnGroup(inside, self._table.copy_column(column_group.slot), row))
 
     def select(self, names: tuple[str, ...]) -> Selection:
         selection = self._selections.get(names)
         if selection is None:
             if len(self._selections) >= _MAX_CACHED:
                 self._selections.clear()
-            parts: dict[int, tuple[Family, list[str]]] = {}
+            parts: dict[int, tuple[ColumnGroup, list[str]]] = {}
             for name in dict.fromkeys(names):
-                if family := self.family_of.get(name):
-                    parts.setdefault(id(family), (family, []))[1].append(name)
-            unknown = [name for name in dict.fromkeys(names) if name not in self.family_of]
+                if column_group := self.column_group_of.get(name):
+                    parts.setdefault(id(column_group), (column_group, []))[1].append(name)
+            unknown = [name for name in dict.fromkeys(names) if name not in self.column_group_of]
             selection = self._selections[names] = Selection(tuple(dict.fromkeys(names)), list(parts.values()), unknown)
         return selection
 
@@ -228,16 +210,16 @@ class FieldTable:
         """Sorted names of the fields that all of ``rows`` have."""
         if not row_count(rows):
             return []
-        ready = [family for family in self.families if family.complete(rows)]
-        if len(ready) == len(self.families):
+        ready = [column_group for column_group in self.column_groups if column_group.complete(rows)]
+        if len(ready) == len(self.column_groups):
             return self.sorted_names
-        return sorted(name for family in ready for name in family.fields)
+        return sorted(name for column_group in ready for name in column_group.fields)
 
-    def row_column(self, family: Family) -> Column:
-        """The family's ``row`` column, made if need be."""
-        if family.row is None:
-            family.row = self._table.add_column(np.int32)
-        return family.row
+    def row_column(self, column_group: ColumnGroup) -> Column:
+        """The column group's ``row`` column, made if need be."""
+        if column_group.row is None:
+            column_group.row = self._table.add_column(np.int32)
+        return column_group.row
 
     def write_lengths(self, names: Iterable[str], lengths: dict[str, bytes], rows: Rows, fresh: bool) -> None:
         for name, raw in lengths.items():
