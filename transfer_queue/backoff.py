@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-__all__ = ["Backoff"]
+__all__ = ["Backoff", "chance"]
+
+
+chance = random.SystemRandom().random
+"""Returns a number from 0 to 1. It neither uses nor moves the state of ``random``, which programs seed."""
 
 
 class Backoff:
@@ -20,7 +24,7 @@ class Backoff:
     """
 
     def __init__(
-        self, first_s: float, most_s: float, spread: float = 0.0, chance: Callable[[], float] = random.random
+        self, first_s: float, most_s: float, spread: float = 0.0, chance: Callable[[], float] = chance
     ) -> None:
         self.first_s = first_s
         self.most_s = most_s

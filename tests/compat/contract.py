@@ -212,6 +212,8 @@ EXTENSIONS = {
     **{f"{prefix}{name}": {"lock"} for name in ("kv_put", "kv_batch_put") for prefix in ("", "async_")},
     "BatchMeta": {"samples"},
     "GRPOGroupNSampler": {"group_tag"},
+    "reset_consumption": {"idle"},
+    "async_reset_consumption": {"idle"},
     "StreamingDataset": {"total_samples", "lease"},
     "get_meta": {"timeout", "lease", "token_budget", "is_last"},
     "async_get_meta": {"timeout", "lease", "token_budget", "is_last"},
@@ -224,7 +226,7 @@ EXTENSIONS = {
     },
 }
 ADDED = [
-    *("PrioritySampler", "ReplaySampler", "TokenBudgetSampler"),
+    *("PrioritySampler", "ReplaySampler", "TokenBudgetSampler", "status"),
     *(f"{prefix}{name}" for name in ("kv_local_lock", "kv_local_locked") for prefix in ("", "async_")),
     *(f"{prefix}{name}" for name in ("kv_global_lock", "kv_update") for prefix in ("", "async_")),
 ]

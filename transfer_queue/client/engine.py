@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
+from transfer_queue.backoff import chance
 from transfer_queue.client.io import close_in_forked_children
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
@@ -263,7 +263,7 @@ class Engine:
                 if left <= _WAIT_SLICE_S:
                     raise
             if loop.time() - now < _WAIT_SLICE_S / 2:  # refused at once: too many of this client's puts wait
-                await asyncio.sleep(_WAIT_SLICE_S * random.uniform(0.5, 1.0))
+                await asyncio.sleep(_WAIT_SLICE_S * (0.5 + chance() / 2))
 
     async def _store_parts(
         self, backend: Backend, block: EncodedBlock, parts: int, wait_s: float, scope: str

@@ -50,7 +50,7 @@ def used() -> Iterator[Stack]:
         client = tq.get_client()
         put(["a", "b", "c"], "train", tokens=torch.ones(3, 200_000))
         put(["a"], "train", reward=torch.ones(1))
-        tq.kv_batch_get(["a", "b"], "train")
+        tq.kv_batch_get(["a", "b"], "train", ["tokens"])
         client.get_meta(["tokens"], 2, "train", task_name="reference")
         with pytest.raises(KeyNotFoundError):
             tq.kv_batch_get(["nobody"], "train")
