@@ -30,10 +30,17 @@ from transfer_queue.control.commands import (
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import KeyNotFoundError, NotReadyError, RequestError
+from transfer_queue.runtime import long_answers
 from transfer_queue.runtime.controller import Controller
 from transfer_queue.runtime.long_answers import LongAnswers
 from transfer_queue.runtime.picture import picture
 from transfer_queue.wire.messages import Look
+
+
+@pytest.fixture(autouse=True)
+def slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn after each part, however fast the machine is."""
+    monkeypatch.setattr(long_answers, "_SLICE_S", 0.0)
 
 
 def value_of(core: ControlCore, command: Command) -> Any:
