@@ -153,7 +153,7 @@ def test_a_client_cannot_be_sent_to_another_process(queue: Stack) -> None:
 
 @pytest.mark.parametrize("call", [tq.save_checkpoint, tq.load_checkpoint])
 def test_a_checkpoint_directory_is_a_path(queue: Stack, call: Callable[[Any], None]) -> None:
-    with pytest.raises(InvalidTypeError, match="checkpoint_dir must be a path, not int"):
+    with pytest.raises(InvalidTypeError, match="checkpoint_dir must be a path or a URL, not int"):
         call(5)
 
 
