@@ -21,7 +21,7 @@ def rollout(worker: int) -> None:
 def reward() -> None:
     tq.init()  # finds the queue of the process that started this one
     client = tq.get_client()
-    for batch in range(STEPS * PROMPTS):  # rows as they come, whoever made them
+    for batch in range(STEPS * PROMPTS):  # rows as they come, from either worker
         meta = client.get_meta(["answer"], GROUP, f"step_{batch // PROMPTS}", task_name="reward", timeout=60)
         answers = client.get_data(meta, layout="dense")["answer"]
         client.put(TensorDict({"reward": answers.float().mean(1)}, [GROUP]), metadata=meta)  # here your reward model

@@ -1,8 +1,8 @@
 """``kv_update``: fields of a row as a function of what they were, atomically.
 
-The fields are read with the blocks in which they lie, and written on condition that they still lie there. Whoever finds
-that they do not has been overtaken, waits in line with others of the same row, and reads again: so some update of a row
-always succeeds, and nobody polls.
+The fields are read with the blocks in which they lie, and written on condition that they still lie there. A caller
+that finds them elsewhere has been overtaken. It waits in line with other callers for the same row, and reads again. So
+some update of a row always succeeds, and nobody polls.
 """
 
 from __future__ import annotations
