@@ -42,7 +42,7 @@ def _changed(kind: str, reconciler: Reconciler) -> Callable[..., Coroutine[Any, 
         if event.get("type") is None:  # listed: what was deleted before that is not told
             reconciler.list_soon()
         for key in reconciler.watched.take(kind, event):
-            reconciler.request(key)
+            reconciler.work.add(key)
 
     return changed
 

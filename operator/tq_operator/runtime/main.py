@@ -110,7 +110,7 @@ async def run(settings: OperatorSettings) -> None:
         # kopf's part ends on SIGTERM; the others end with it.
         parts = [
             operator,
-            reconciler.run(),
+            reconciler.work.run(),
             reconciler.resync(settings.resync),
             certificate.watch(reconciler.metrics.certificate_ends.set),
             attachments.run(settings.resync),

@@ -1,8 +1,4 @@
-"""Level-triggered reconciliation: whatever happened, look at what there is and write what differs.
-
-Keys of queues wait in a set; a key that is being worked on is not started twice. A failure is tried again after a delay
-that doubles up to a minute, with jitter.
-"""
+"""Level-triggered reconciliation: whatever happened, look at what there is and write what differs."""
 
 from __future__ import annotations
 
@@ -34,6 +30,7 @@ from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import Usage, storage_usage, together
 from tq_operator.runtime.watched import Key, Watched, key_of
+from tq_operator.runtime.work_queue import WorkQueue
 from transfer_queue.config.resource import TlsMode
 from transfer_queue.errors import ConfigError
 
@@ -41,14 +38,6 @@ __all__ = ["Reconciler"]
 
 logger = logging.getLogger("tq_operator.reconciler")
 
-_WORKERS = 4
-_GATHER_S = 0.1
-"""Events of one change arrive together; one look at the queue answers them all."""
-_SPACING_S = 0.5
-"""Between two looks at one queue: a child that flaps does not keep the operator busy."""
-_LONGEST_DELAY_S = 60.0
-_ASK_AGAIN_S = 0.2
-"""Between two questions whether this replica leads by now."""
 _LIST_S = 2.0
 """From the first event of a list that kopf makes until it is over for all kinds."""
 _FINISHED = {"Succeeded", "Failed"}
@@ -72,49 +61,37 @@ class Reconciler:
         self._images = images
         self._namespaces = namespaces
         self._identity = identity
-        self._waiting: set[Key] = set()
-        self._running: set[Key] = set()
-        self._failures: dict[Key, int] = {}
-        self._retries: dict[Key, asyncio.TimerHandle] = {}
-        """Of queues that failed: one each, however often they are looked at meanwhile."""
-        self._finished: dict[Key, float] = {}
         self._leading = leading
         self._default_tls = default_tls
         self._certificates = Certificates(cluster, namespaces, self._check_leading)
         self._gate = EventGate()
+        self.work = WorkQueue(self._look, leading)
         self.metrics = OperatorMetrics()
         self.documents: dict[Key, Manifest] = {}
         """Queues as last seen, for admission."""
         self.watched = Watched()
         self._told: set[Key] = set()
         """Queues with an event since the last list of all was asked for: it may be older than that."""
-        self._wake = asyncio.Event()
         self._list = asyncio.Event()
         self._listing: asyncio.TimerHandle | None = None
         self.last_sync: float | None = None
         """Loop time of the last complete look at all queues."""
-
-    def request(self, key: Key) -> None:
-        """Look at a queue soon."""
-        self._waiting.add(key)
-        self._wake.set()
 
     def request_all(self) -> None:
         """Look at every known queue: this replica was elected. What another one wrote may not be watched yet."""
         self.watched.expire()
         self._list.set()
         for key in self.documents:
-            self.request(key)
+            self.work.add(key)
 
     def saw(self, key: Key, document: Manifest | None) -> None:
         """A queue changed; None: it was deleted."""
         self._told.add(key)
         if document is None:
             self.documents.pop(key, None)
-            self._finished.pop(key, None)
         else:
             self.documents[key] = _kept(copy.deepcopy(dict(document)))
-        self.request(key)
+        self.work.add(key)
 
     def list_soon(self) -> None:
         """List children and pods: their watch began anew, and what was deleted before that is not told."""
@@ -140,7 +117,7 @@ class Reconciler:
         try:
             for key in await asyncio.to_thread(self.watched.sync, self._cluster, self._namespaces):
                 if self.last_sync is not None:
-                    self.request(key)
+                    self.work.add(key)
         except (ClusterError, NotFoundError) as error:
             logger.warning("cannot list the children of queues: %s", error)
 
@@ -160,70 +137,25 @@ class Reconciler:
             first = self.last_sync is None
             for key in self.documents:
                 if first:
-                    self.request(key)
+                    self.work.add(key)
                 else:  # spread, so that a thousand queues are no burst
-                    loop.call_later(random.uniform(0, interval / 4), self.request, key)
+                    loop.call_later(random.uniform(0, interval / 4), self.work.add, key)
             self.last_sync = loop.time()
             orphans = await asyncio.to_thread(self._certificates.users_left)
             for key in orphans - self.documents.keys():  # deleted while no operator ran
-                self.request(key)
+                self.work.add(key)
         except (ClusterError, NotFoundError) as error:
             logger.warning("cannot look through the queues: %s", error)
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        workers = asyncio.Semaphore(_WORKERS)
-        loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
+    def _look(self, key: Key) -> bool:
+        began = time.monotonic()
         try:
-            while True:
-                await self._wake.wait()
-                await asyncio.sleep(_GATHER_S)
-                self._wake.clear()
-                if not self._leading():
-                    # No election may follow: a lease that ran out can be renewed within one round of it.
-                    await asyncio.sleep(_ASK_AGAIN_S)
-                    self._wake.set()
-                    continue
-                for key in self._waiting - self._running:
-                    if (early := self._finished.get(key, 0.0) + _SPACING_S - loop.time()) > 0:
-                        loop.call_later(early, self._wake.set)
-                        continue
-                    self._waiting.discard(key)
-                    self._running.add(key)
-                    task = asyncio.create_task(self._work(key, workers))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _work(self, key: Key, workers: asyncio.Semaphore) -> None:
-        try:
-            async with workers:
-                began = time.monotonic()
-                settled = await asyncio.to_thread(self.reconcile, key)
-                self.metrics.reconcile.labels("yes" if settled else "no").observe(time.monotonic() - began)
+            settled = self.reconcile(key)
         except ClusterError as error:
             logger.warning("queue %s/%s: %s", *key, error)
-            settled = False
-        except Exception:  # the boundary of one queue: the others go on, this one is tried again
-            logger.exception("queue %s/%s", *key)
-            settled = False
-        finally:
-            self._running.discard(key)
-            if key in self.documents:
-                self._finished[key] = asyncio.get_running_loop().time()
-        if (waiting := self._retries.pop(key, None)) is not None:
-            waiting.cancel()
-        if settled:
-            self._failures.pop(key, None)
-        else:
-            failures = self._failures[key] = self._failures.get(key, 0) + 1
-            delay = min(_LONGEST_DELAY_S, 0.5 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-            self._retries[key] = asyncio.get_running_loop().call_later(delay, self.request, key)
-        if key in self._waiting:
-            self._wake.set()
+            return False
+        self.metrics.reconcile.labels("yes" if settled else "no").observe(time.monotonic() - began)
+        return settled
 
     def reconcile(self, key: Key) -> bool:
         """Blocking. Whether all that was to be written could be written."""
