@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.compat.suites.__main__ import read_report
+import sys
+from pathlib import Path
+
+from tests.compat.suites.__main__ import read_report, run
+from tests.compat.suites.clients import Client
 from tests.compat.suites.table import compare
 
 
@@ -24,3 +28,25 @@ def test_only_what_passes_with_the_release_alone_and_has_no_reason_is_a_differen
         "  failed -> passed  t::d",
         "differences without a reason: 1",
     ]
+
+
+def test_a_file_that_kills_its_process_costs_its_own_outcomes_only(tmp_path: Path) -> None:
+    files = {
+        "tests/test_a.py": "import os\n\ndef test_it():\n    os._exit(0)\n",
+        "tests/test_b.py": "import here\n\ndef test_it():\n    assert here.answer == 42\n",
+        "good.py": "import sys, here\nassert sys.argv[1:] == ['--steps', '1']\n",
+        "bad.py": "raise SystemExit(3)\n",
+        "library/here.py": "answer = 42\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    client = Client(copied=(".",), tests=("tests/test_b.py", "tests"), scripts=("good.py --steps 1", "bad.py"))
+    found = run(client, tmp_path, tmp_path / "library", sys.executable, 120.0)
+    assert found == {
+        "tests.test_b::test_it": "passed",
+        "tests/test_a.py": "failed",
+        "good.py": "passed",
+        "bad.py": "failed",
+    }
+    assert list(run(client.only(["good"]), tmp_path, tmp_path / "library", sys.executable, 120.0)) == ["good.py"]

@@ -6,11 +6,19 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.errors import InvalidTypeError, StartError
 
-__all__ = ["ActorClass", "SimpleStorageUnit", "TransferQueueController"]
+__all__ = ["ActorClass", "SimpleStorageUnit", "TransferQueueController", "with_this_release"]
+
+log = logging.getLogger(__name__)
+
+_RELEASE = re.compile(r"transferqueue\s*([\[@=<>~!;(]|$)", re.IGNORECASE)
+"""A requirement of the package that this one replaces."""
 
 
 class _Configured:
@@ -28,7 +36,29 @@ class _Configured:
             raise StartError("actors need Ray: pip install 'TransferQueue[ray]'") from None
         module, name = self._kinds.launched if "plan" in kwargs else self._kinds.own
         kind = getattr(importlib.import_module(module), name)
-        return ray.remote(kind).options(**self._options).remote(*args, **kwargs)
+        return ray.remote(kind).options(**with_this_release(self._options)).remote(*args, **kwargs)
+
+
+def with_this_release(options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` whose ``runtime_env`` installs no release of this package: an actor that imports another one than the
+    program that makes it cannot start. NeMo-RL asks for the release that it pins."""
+    environment = dict(options.get("runtime_env") or {})
+    for installer in ("pip", "uv"):
+        given = environment.get(installer)
+        packages = given.get("packages") if isinstance(given, Mapping) else given
+        if not isinstance(packages, list):
+            continue  # absent, or the path of a file
+        kept = [package for package in packages if not _RELEASE.match(package.strip())]
+        if kept == packages:
+            continue
+        left_out = ", ".join(package for package in packages if package not in kept)
+        log.warning("runtime_env of a queue's actor: %s is not installed, as this release replaces it", left_out)
+        if kept:
+            environment[installer] = {**given, "packages": kept} if isinstance(given, Mapping) else kept
+        else:
+            del environment[installer]
+    others = {name: value for name, value in options.items() if name != "runtime_env"}
+    return {**others, "runtime_env": environment} if environment else others
 
 
 class ActorClass:

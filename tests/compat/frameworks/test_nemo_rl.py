@@ -14,6 +14,7 @@ from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
 
 import transfer_queue as tq
 from tests.integration.stack import Stack
+from transfer_queue.compat.actor_class import with_this_release
 
 
 def test_a_queue_started_from_the_packaged_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +90,19 @@ def test_a_bootstrap_of_a_plugin_is_registered_and_the_backend_refused_by_name(
     assert StorageBootstrapProvider.get_provider("ownstore") is start
     with pytest.raises(ValueError, match=r"backend\.storage_backend.*OwnStore"):
         tq.init({"backend": {"storage_backend": "OwnStore", "OwnStore": {}}})
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"pip": ["TransferQueue @ git+https://example.com/TransferQueue.git@c516143"]}, None),
+        ({"pip": ["transferqueue[ray]==0.1.9", "transferqueue-tools"]}, {"pip": ["transferqueue-tools"]}),
+        ({"uv": {"packages": ["TransferQueue"]}, "env_vars": {"A": "1"}}, {"env_vars": {"A": "1"}}),
+        ({"pip": {"packages": ["numpy", "TransferQueue>=0.1.8"]}}, {"pip": {"packages": ["numpy"]}}),
+        ({"pip": "requirements.txt"}, {"pip": "requirements.txt"}),
+        (None, None),
+    ],
+)
+def test_actors_install_no_other_release_of_this_package(given: Any, kept: Any) -> None:
+    expected = {"num_cpus": 1} if kept is None else {"num_cpus": 1, "runtime_env": kept}
+    assert with_this_release({"num_cpus": 1, "runtime_env": given}) == expected

@@ -1,18 +1,23 @@
 """``python -m tests.compat.suites CLIENT SNAPSHOT``: run a client's tests twice and print what differs.
 
 SNAPSHOT is a checkout that you have; nothing of it is changed. The interpreter (``--python``) needs what the client
-needs, and what this library needs. The release is fetched by pip into ``.tq/suites``.
+needs, and what this library needs. The release is fetched by pip into ``.tq/suites``. Each file runs in a process of
+its own, so that a file that hangs or kills its process costs its own outcomes only. Paths after SNAPSHOT choose among
+the client's tests and scripts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.compat.suites.clients import CLIENTS, Client
@@ -22,7 +27,20 @@ ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".tq" / "suites"
 BESIDE = ("pyzmq", "hydra-core", "antlr4-python3-runtime==4.9.3")
 """What 0.1.x imports and this library does not."""
-OWN_PLUGIN = "no:transfer_queue.storage.conformance.plugin"
+PYTEST = (
+    "-m",
+    "pytest",
+    "-q",
+    "-o",
+    "addopts=",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:transfer_queue.storage.conformance.plugin",
+)
+"""Without a client's own ``-x``, so that every test has an outcome, and without our own plugin."""
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+"""Each run starts a Ray of its own; the current Ray makes a token in the home directory otherwise."""
 
 
 def ours() -> Path:
@@ -46,29 +64,49 @@ def release(version: str, python: str) -> Path:
 
 
 def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: float) -> Outcomes:
-    """Outcome by test id: passed, failed, error or skipped."""
+    """Outcome by test id: passed, failed, error, skipped or, for what did not end in ``timeout_s``, timeout."""
     with tempfile.TemporaryDirectory(prefix="tq-suites-") as name:
         folder = Path(name)
         for part in client.copied:
             source = snapshot / part
             if source.is_dir():
-                shutil.copytree(source, folder / part)
+                shutil.copytree(source, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
             elif source.exists():
                 shutil.copy(source, folder / part)
-        tests = [path for path in client.tests if (folder / path).exists()]
-        if not tests:
-            raise SystemExit(f"{snapshot} has none of {', '.join(client.tests)}")
-        report = folder / "report.xml"
         path = [str(library), *([str(snapshot)] if client.importable else [])]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_USAGE_STATS_ENABLED": "0"}
-        options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", OWN_PLUGIN, "--rootdir", name]
-        command = [python, "-m", "pytest", *options]  # without a client's own -x, so that every test has an outcome
-        done = subprocess.run(
-            [*command, f"--junitxml={report}", *tests], cwd=folder, env=environ, timeout=timeout_s, check=False
-        )
-        if not report.exists():
-            raise SystemExit(f"pytest ended with status {done.returncode} and no report")
-        return read_report(report.read_text())
+        environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)}
+        found: Outcomes = {}
+        for test in test_files(client.tests, folder):
+            report = folder / "report.xml"
+            report.unlink(missing_ok=True)
+            ended = carry_out(
+                [python, *PYTEST, f"--rootdir={name}", f"--junitxml={report}", test], folder, environ, timeout_s
+            )
+            found |= read_report(report.read_text()) if report.exists() else {test: ended.replace("passed", "failed")}
+        for script in client.scripts:
+            if (folder / script.split()[0]).exists():
+                found[script.split()[0]] = carry_out([python, *script.split()], folder, environ, timeout_s)
+    if not found:
+        raise SystemExit(f"{snapshot} has none of {', '.join((*client.tests, *client.scripts))}")
+    return found
+
+
+def test_files(paths: Iterable[str], folder: Path) -> list[str]:
+    """The files with tests at ``paths``, each once, in this order."""
+    files = (file for path in paths for file in ([folder / path], sorted((folder / path).rglob("test_*.py"))))
+    return list(dict.fromkeys(str(file.relative_to(folder)) for some in files for file in some if file.is_file()))
+
+
+def carry_out(command: list[str], folder: Path, environ: Mapping[str, str], timeout_s: float) -> str:
+    """passed, failed or timeout. Nothing that the command started is left."""
+    with subprocess.Popen(command, cwd=folder, env=environ, start_new_session=True) as process:
+        try:
+            return "failed" if process.wait(timeout_s) else "passed"
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_report(text: str) -> Outcomes:
@@ -85,11 +123,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make compat", description=__doc__)
     parser.add_argument("client", choices=sorted(CLIENTS))
     parser.add_argument("snapshot", type=Path, help="a checkout of the client")
+    parser.add_argument("only", nargs="*", help="of the client's tests and scripts, those under these paths")
     parser.add_argument("--release", default="0.1.11", help="of TransferQueue, to compare with")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has what the client needs")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of each of the two runs")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of each file in each of the two runs")
     given = parser.parse_args()
-    client, snapshot = CLIENTS[given.client], given.snapshot.resolve()
+    client, snapshot = CLIENTS[given.client].only(given.only), given.snapshot.resolve()
     libraries = release(given.release, given.python), ours()
     outcomes = [run(client, snapshot, library, given.python, given.timeout) for library in libraries]
     text, differing = compare(*outcomes, reasons=client.reasons)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 __all__ = ["CLIENTS", "Client"]
 
@@ -10,13 +11,25 @@ __all__ = ["CLIENTS", "Client"]
 @dataclass(frozen=True)
 class Client:
     """``copied``: folders and files that the tests need beside them. ``tests``: paths in the checkout, for pytest; a
-    snapshot may lack some of them. ``importable``: the checkout itself is on the import path. ``reasons``: beginning of
-    a test's id -> why its outcome differs."""
+    snapshot may lack some of them. ``scripts``: programs with their arguments; one that ends with status 0 passes.
+    ``importable``: the checkout itself is on the import path. ``reasons``: beginning of a test's id -> why its outcome
+    differs."""
 
     copied: tuple[str, ...]
     tests: tuple[str, ...]
+    scripts: tuple[str, ...] = ()
     importable: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
+
+    def only(self, paths: Sequence[str]) -> Client:
+        """This client with the tests and scripts under ``paths``, all of them if there are none."""
+        if not paths:
+            return self
+        scripts = tuple(script for script in self.scripts if script.startswith(tuple(paths)))
+        return replace(self, tests=tuple(path for path in paths if not self._scripts_under(path)), scripts=scripts)
+
+    def _scripts_under(self, path: str) -> bool:
+        return any(script.startswith(path) for script in self.scripts)
 
 
 _PRIVATE = "looks at a private attribute of the sampler"
@@ -29,8 +42,22 @@ CLIENTS = {
             "tests/test_metadata.py",
             "tests/test_serial_utils_batch_on_cpu.py",
             "tests/test_tensor_utils.py",
+            "tests/test_streaming_dataset.py",
             "tests/e2e",
         ),
+        scripts=(
+            "tutorial/01_core_components.py",
+            "tutorial/02_kv_interface.py",
+            "tutorial/03_metadata_concepts.py",
+            "tutorial/04_understanding_controller.py",
+            "tutorial/05_custom_sampler.py",
+            "tutorial/06_streaming_dataloader.py",
+            "recipe/simple_use_case/single_controller_demo.py --num-samples 8 --global-batch-size 4"
+            " --rollout-agent-num-workers 1",
+            "recipe/simple_use_case/relax_demo.py --num-steps 1 --global-batch-size 1 --micro-batch-size 1"
+            " --num-rollout-workers 1 --num-ref-workers 1 --num-actor-workers 1 --num-reward-workers 1"
+            " --rollout-sleep-seconds 0.01 --stage-sleep-seconds 0.01 --weight-sync-seconds 0.01",
+        ),  # with the arguments of its own CI
         importable=False,
         reasons={
             "tests.test_samplers.TestSeqlenBalancedSampler::test_states_cache_populated_for_all_ranks": _PRIVATE,
