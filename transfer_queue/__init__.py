@@ -42,7 +42,13 @@ from transfer_queue.errors import (
 )
 
 if TYPE_CHECKING:
-    from transfer_queue.checkpoint import load_checkpoint, save_checkpoint
+    from transfer_queue.checkpoint import (
+        dump_data_by_key,
+        load_checkpoint,
+        load_data_by_key,
+        read_row_index,
+        save_checkpoint,
+    )
     from transfer_queue.client.local_locks import (
         async_kv_local_lock,
         async_kv_local_locked,
@@ -144,6 +150,7 @@ __all__ = [
     "async_kv_put",
     "async_kv_update",
     "close",
+    "dump_data_by_key",
     "get_client",
     "get_metrics_endpoint",
     "init",
@@ -158,12 +165,20 @@ __all__ = [
     "kv_put",
     "kv_update",
     "load_checkpoint",
+    "load_data_by_key",
+    "read_row_index",
     "save_checkpoint",
     "status",
 ]
 
 _HOMES = {
-    "transfer_queue.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "transfer_queue.checkpoint": (
+        "dump_data_by_key",
+        "load_checkpoint",
+        "load_data_by_key",
+        "read_row_index",
+        "save_checkpoint",
+    ),
     "transfer_queue.compat.client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.client.local_locks": (

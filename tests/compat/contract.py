@@ -226,7 +226,8 @@ EXTENSIONS = {
     },
 }
 ADDED = [
-    *("PrioritySampler", "ReplaySampler", "TokenBudgetSampler", "status"),
+    *("PrioritySampler", "ReplaySampler", "TokenBudgetSampler"),
+    *("dump_data_by_key", "load_data_by_key", "read_row_index", "status"),
     *(f"{prefix}{name}" for name in ("kv_local_lock", "kv_local_locked") for prefix in ("", "async_")),
     *(f"{prefix}{name}" for name in ("kv_global_lock", "kv_update") for prefix in ("", "async_")),
 ]

@@ -17,6 +17,7 @@ from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, Corr
 
 __all__ = [
     "FORMAT",
+    "ROWS",
     "BlockPlace",
     "FileEntry",
     "Manifest",
@@ -29,7 +30,9 @@ FORMAT = 1
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
 _DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
-_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack")
+ROWS = "rows.msgpack"
+"""What a dump of rows by key has in place of the state of the controller."""
+_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|rows\.msgpack")
 Progress = Callable[[int, int], None]
 """Called with the bytes of blocks that are done, and of all."""
 
@@ -106,9 +109,9 @@ def read_manifest(directory: CheckpointDirectory) -> Manifest:
     return manifest
 
 
-def check_not_foreign(directory: CheckpointDirectory) -> None:
-    """Raises CheckpointError if ``metadata.json`` does not belong to a checkpoint. An unreadable file counts as a
-    damaged checkpoint if a save left a folder of data beside it."""
+def check_not_foreign(directory: CheckpointDirectory, *, rows: bool = False) -> None:
+    """Raises CheckpointError if ``metadata.json`` does not belong to a checkpoint, or with ``rows`` to a dump of rows.
+    An unreadable file counts as a damaged one if a save left a folder of data beside it."""
     try:
         about = json.loads(directory.read(MANIFEST))
     except FileNotFoundError:
@@ -119,6 +122,10 @@ def check_not_foreign(directory: CheckpointDirectory) -> None:
         raise CheckpointError(
             f"{directory}/{MANIFEST} does not belong to a checkpoint, and would be lost; save elsewhere"
         )
+    files = about.get("files") if isinstance(about, dict) else None
+    if isinstance(files, dict) and (ROWS in files) != rows:
+        what = "a whole queue" if rows else "rows by key"
+        raise CheckpointError(f"{directory} has a checkpoint of {what}, which would be lost; save elsewhere")
 
 
 def read_file(directory: CheckpointDirectory, manifest: Manifest, name: str) -> bytes:

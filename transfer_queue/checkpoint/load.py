@@ -14,6 +14,7 @@ import numpy as np
 
 from transfer_queue.checkpoint.directory import CheckpointDirectory, Range, open_directory
 from transfer_queue.checkpoint.files import (
+    ROWS,
     BlockPlace,
     Manifest,
     Progress,
@@ -47,7 +48,7 @@ __all__ = ["load_checkpoint", "load_queue"]
 
 log = logging.getLogger(__name__)
 
-_WAIT_S = 10.0
+WAIT_S = 10.0
 """Time to wait for space in storage."""
 Stored = list[list[tuple[BlockRef, UnitInfo]]]
 
@@ -108,8 +109,11 @@ def verify(directory: CheckpointDirectory, manifest: Manifest, *, progress: Prog
 
 
 def captured_state(directory: CheckpointDirectory, manifest: Manifest) -> dict[str, Any]:
-    """``state`` of the controller and, if it has one to keep, ``sampler``. Raises CorruptCheckpointError."""
-    state: dict[str, Any] = _decoded(directory, manifest, "controller.msgpack", dict)
+    """``state`` of the controller and, if it has one to keep, ``sampler``. Raises CorruptCheckpointError, and
+    CheckpointError for the rows of a dump."""
+    if ROWS in manifest.files:
+        raise CheckpointError(f"{directory} has rows by key, not a whole queue: load it with load_data_by_key")
+    state: dict[str, Any] = decoded(directory, manifest, "controller.msgpack", dict)
     return state
 
 
@@ -140,7 +144,7 @@ def _load(
             for shard in sorted(set(owners)):
                 own = [number for number, owner in enumerate(owners) if owner == shard]
                 store = engines[shard].store_blocks(
-                    [blocks[number] for number in own], [scopes[number] for number in own], _WAIT_S, REQUEST_S
+                    [blocks[number] for number in own], [scopes[number] for number in own], WAIT_S, REQUEST_S
                 )
                 stored[shard] += client.run(Operation, store, lambda refs: refs)
                 slots[shard] += [window[number].slot for number in own]
@@ -172,10 +176,10 @@ def _blocks(
     directory: CheckpointDirectory, manifest: Manifest, progress: Progress | None
 ) -> Iterator[tuple[list[BlockPlace], list[EncodedBlock]]]:
     """All blocks, some at a time. ``progress`` is told of those that the caller is done with."""
-    places = _decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
+    places = decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
     done, total = 0, sum(place.nbytes for place in places)
-    for window in _windows(places):
-        yield window, _read_blocks(directory, manifest, window)
+    for window in windows(places):
+        yield window, read_blocks(directory, manifest, window)
         done += sum(place.nbytes for place in window)
         if progress is not None:
             progress(done, total)
@@ -190,14 +194,14 @@ def _sensible(directory: CheckpointDirectory) -> Iterator[None]:
         raise CorruptCheckpointError(f"{directory}: controller.msgpack is damaged: {error!r}") from error
 
 
-def _decoded(directory: CheckpointDirectory, manifest: Manifest, name: str, kind: Any) -> Any:
+def decoded(directory: CheckpointDirectory, manifest: Manifest, name: str, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(read_file(directory, manifest, name), type=kind, strict=False)
     except msgspec.DecodeError as error:
         raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: {error}") from None
 
 
-def _windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
+def windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
     windows: list[list[BlockPlace]] = []
     size = 0
     for place in places:
@@ -209,7 +213,7 @@ def _windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
     return windows
 
 
-def _read_blocks(directory: CheckpointDirectory, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
+def read_blocks(directory: CheckpointDirectory, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
     ranges = [Range(f"{manifest.data}/{blocks_name(place.file)}", place.offset, place.nbytes) for place in places]
     blocks = []
     for place, part, content in zip(places, ranges, directory.read_ranges(ranges), strict=True):

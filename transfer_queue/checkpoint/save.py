@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,7 +41,7 @@ from transfer_queue.lifecycle import current_client
 from transfer_queue.storage.base import Fetched
 from transfer_queue.wire.messages import Capture, EndCapture, Resume
 
-__all__ = ["client_of_this_process", "save_checkpoint", "save_queue"]
+__all__ = ["client_of_this_process", "save_checkpoint", "save_queue", "writing"]
 
 log = logging.getLogger(__name__)
 
@@ -92,16 +93,23 @@ def save_queue(
     progress: Progress | None = None,
 ) -> Manifest:
     """``save_checkpoint`` of the queue of ``client``; returns what was written."""
+    with writing(directory):
+        check_not_foreign(directory)
+        writer = Writer(directory)
+        try:
+            return _save(client, writer, include_storage, metadata or {}, progress)
+        except BaseException:
+            writer.abandon()
+            raise
+
+
+@contextmanager
+def writing(directory: CheckpointDirectory) -> Iterator[None]:
+    """Make the directory if need be; nobody else uses it meanwhile. Raises CheckpointError."""
     try:
         directory.create()
         with directory.locked(shared=False):
-            check_not_foreign(directory)
-            writer = Writer(directory)
-            try:
-                return _save(client, writer, include_storage, metadata or {}, progress)
-            except BaseException:
-                writer.abandon()
-                raise
+            yield
     except OSError as error:
         if isinstance(error, TransferQueueError):
             raise

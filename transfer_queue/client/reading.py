@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from transfer_queue.client.read_options import CheckedReadOptions
+    from transfer_queue.columns.block import EncodedBlock
     from transfer_queue.columns.column import Rows
     from transfer_queue.columns.decoding import Piece
 
@@ -125,6 +126,15 @@ class LoadedBatch:
         return b"".join(
             block.view.column(field).take(block.rows).values.tobytes() for block, names in blocks if field in names
         )
+
+    def parts(self) -> Iterator[tuple[list[int], EncodedBlock]]:
+        """(positions in the batch, their fields as they are stored), a block each. Valid until ``release``."""
+        if self._fetched is None:
+            return
+        for block, names, positions in zip(self._fetched.blocks, self._plan.fields, self._plan.positions, strict=True):
+            numbers = np.arange(self.rows)
+            chosen = numbers[slice(*positions)] if isinstance(positions, tuple) else numbers[positions]
+            yield chosen.tolist(), block.view.select(names, block.rows)
 
     def decode(self, options: CheckedReadOptions) -> TensorDict:
         """The batch decoded with ``options``; what was read is released at once, or with the last view of it."""
