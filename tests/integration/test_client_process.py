@@ -209,6 +209,65 @@ assert len(psutil.Process().children()) == 2, psutil.Process().children()
     assert "init() looks for a queue again" in ended
 
 
+def test_storage_units_of_init_that_end_are_started_again_and_it_is_said() -> None:
+    code = """
+import psutil, torch, transfer_queue as tq
+tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2, "unit_capacity": "32Mi"}}})
+tq.kv_put("a", "p", {"x": torch.ones(3)})
+for each in psutil.Process().children():
+    if "transfer_queue.runtime.storage_unit" in each.cmdline():
+        each.kill()
+tq.kv_put("b", "p", {"x": torch.ones(3)})
+print(tq.kv_batch_get("b", "p", layout="dense")["x"].shape)
+try:
+    tq.kv_batch_get("a", "p")
+except tq.DataLostError as error:
+    print(error)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert "torch.Size([1, 3])" in result.stdout
+    assert "were lost with their storage unit" in result.stdout
+    for unit in ("storage-0", "storage-1"):
+        assert f"{unit} ended: killed by SIGKILL" in result.stderr
+    assert "it is restarted now, without its rows, which are lost" in result.stderr
+
+
+def test_a_child_of_a_killed_owner_is_told_at_once_what_has_happened(tmp_path: Path) -> None:
+    child = """
+import os, signal, sys, transfer_queue as tq
+from tests.waiting import wait_until
+tq.init()
+owner = os.getppid()
+os.kill(owner, signal.SIGKILL)
+wait_until(lambda: tq.get_client().ended, "the client knows that the queue has ended", 60)
+try:
+    tq.kv_list()
+except ConnectionError as error:
+    with open(sys.argv[1] + ".part", "w") as file:
+        print(owner, error, file=file)
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
+"""
+    told = tmp_path / "told"
+    code = f"""
+import signal, subprocess, sys, transfer_queue as tq
+tq.init({{"backend": {{"SimpleStorage": {{"num_data_storage_units": 1, "unit_capacity": "32Mi"}}}}}})
+subprocess.Popen([sys.executable, "-c", {child!r}, {str(told)!r}], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+signal.pause()
+"""
+    assert run_python(code).returncode == -signal.SIGKILL
+    wait_until(told.exists, "the child is told", 120)
+    owner, _, said = told.read_text().partition(" ")
+    assert f"queue local ended: the process that started it (pid {owner}) was killed or crashed" in said
+
+
+def test_wrong_arguments_of_a_blocking_call_name_that_call() -> None:
+    with pytest.raises(TypeError, match=r"^kv_put\(\) got an unexpected keyword argument 'kee'"):
+        tq.kv_put(kee="a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Client\.get_meta\(\) got an unexpected keyword argument 'size'"):
+        tq.TransferQueueClient.get_meta(None, size=3)  # type: ignore[call-arg, arg-type]
+
+
 @pytest.mark.parametrize("end", ["tq.close()", "controller.kill()"])
 def test_init_in_a_child_starts_a_queue_after_the_end_of_its_parents(end: str) -> None:
     child = """

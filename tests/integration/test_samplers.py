@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -199,3 +200,29 @@ def test_init_takes_a_sampler_class_of_a_function_and_refuses_what_cannot_be_pic
     tq.init({"controller": {"sampler": Last}, "backend": SIMPLE})
     tq.get_client().put(column(6), partition_id="p")
     assert values(take("p", 2)) == [4, 5]
+
+
+def test_groups_that_tasks_of_one_process_put_row_by_row_are_warned_of(
+    local: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can tell such rows from those of one loop in the right order, so that they are no error."""
+    tq.init(
+        {
+            "controller": {"sampler": {"name": "GRPOGroupNSampler", "args": {"n_samples_per_prompt": 2}}},
+            "backend": SIMPLE,
+        }
+    )
+
+    async def answer(prompt: str, number: int) -> None:
+        await tq.async_kv_put(f"{prompt}.{number}", "single", {"x": torch.ones(1)})
+
+    async def job() -> None:
+        await asyncio.gather(*(answer(prompt, number) for number in range(2) for prompt in "ab"))
+
+    tq.kv_batch_put(["c.0", "c.1"], "whole", column(2))
+    tq.get_client().put(column(4), partition_id="whole")
+    assert "one group" not in caplog.text
+    asyncio.run(job())
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "rows of one group of partition 'single' came in several puts" in told
+    assert "group_tag" in told

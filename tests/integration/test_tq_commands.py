@@ -109,6 +109,8 @@ def test_reset_drops_named_or_idle_tasks_and_says_how_many(command: Command, row
     assert client.get_meta(["tokens"], 2, rows, task_name="two").size == 2
     _, error = command("reset", rows, code=2)
     assert "--yes" in error
+    _, error = command("reset", rows, "--task", "twoo", code=1)
+    assert f"no task 'twoo' has taken rows of partition '{rows}'; did you mean 'two'?" in error
 
 
 HOSTILE = "train\x1b[2J\x9b31m\u202e\r\nerror: [red]forged"

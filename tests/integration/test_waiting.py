@@ -9,6 +9,7 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -70,16 +71,55 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
         assert waiting.result(60).size == 1
 
 
-def test_a_clear_of_a_misspelt_partition_says_so(
+def test_calls_about_names_that_do_not_exist_say_so_once(
     queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client = tq.get_client()
     tq.kv_put("a", f"{partition}-rows", {"x": torch.ones(2)})
-    tq.kv_clear("a", f"{partition}-rows7")  # as if of another step
-    assert "nothing was cleared" not in caplog.text
-    for clear in (tq.kv_clear, lambda keys, name: tq.get_client().clear_partition(name)):
+    client.get_meta(["x"], 1, f"{partition}-rows", task_name="train")
+    about: list[tuple[Callable[[str], object], str]] = [
+        (lambda name: tq.kv_list(name), "kv_list"),
+        (lambda name: tq.kv_clear("a", name), "kv_clear"),
+        (client.clear_partition, "clear_partition"),
+        (client.reset_consumption, "reset_consumption"),
+        (lambda name: client.check_production_status(["x"], name), "production status"),
+        (lambda name: client.check_consumption_status("train", name), "consumption status"),
+        (client.check_production_completed, "check_production_completed"),
+        (lambda name: client.check_stream_drained("train", name), "check_stream_drained"),
+    ]
+    absent = f"{partition}-rosw"
+    for call, name in about:
         caplog.clear()
-        clear("a", f"{partition}-rosw")
-        assert f"there is no partition '{partition}-rosw'; did you mean '{partition}-rows'?" in caplog.text
+        call(absent)
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told.startswith(f"{name}: there is no partition '{absent}' now; the queue has ["), told
+        assert told.endswith(f"; did you mean '{partition}-rows'?"), told
+        call(absent)
+        call(f"{absent}7")  # a program that asks for every step is told once
+        assert len(caplog.records) == 1
+    there = f"{partition}-rows"
+    fields = f"no row of partition '{there}' has the fields ['y'], but ['x']"
+    task = f"no task 'trian' has taken rows of partition '{there}', but ['train']; did you mean 'train'?"
+    for call, text in (
+        (lambda name: client.get_production_status(["y"], name), f"production status: {fields}"),
+        (lambda name: client.get_consumption_status("trian", name), f"consumption status: {task}"),
+        (lambda name: client.reset_consumption(name, "trian"), f"reset_consumption: {task}"),
+        (lambda name: client.check_stream_drained("trian", name), f"check_stream_drained: {task}"),
+        (
+            lambda name: tq.kv_clear(["b", "c"], name),
+            f"kv_clear: 2 of the 2 keys ['b', 'c'] are not in partition '{there}'",
+        ),
+        (lambda name: client.kv_retrieve_meta(["a", "b"], name), "kv_retrieve_meta: 1 of the 2 keys ['a', 'b'] are"),
+    ):
+        caplog.clear()
+        call(there)
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told.startswith(text), told
+    caplog.clear()
+    assert tq.kv_list(there) == {there: {"a": {}}}
+    client.reset_consumption(there, "train")
+    tq.kv_clear("a", there)
+    assert not caplog.records
 
 
 def test_a_put_to_rows_of_another_partition_is_refused(queue: Stack, partition: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 import time
@@ -15,7 +14,8 @@ from transfer_queue.cli.connection import ControllerConnection, ControllerOption
 from transfer_queue.cli.faults import faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
 from transfer_queue.control.commands import ListPartitions
-from transfer_queue.errors import ConfigError, KeyNotFoundError, UnknownPartitionError, WaitTimeoutError
+from transfer_queue.control.puts import did_you_mean, name_some
+from transfer_queue.errors import ConfigError, KeyNotFoundError, RequestError, UnknownPartitionError, WaitTimeoutError
 
 __all__ = ["clear", "get", "ls", "parse_fields", "put", "reset", "tail"]
 
@@ -174,7 +174,11 @@ def reset(
             names = link.request(ListPartitions("")).value
             if partition not in names:
                 raise _unknown(partition, names)
-            before = len(link.request(Snapshot(partition)).value["tasks"])
+            tasks = link.request(Snapshot(partition)).value["tasks"]
+            if task is not None and task not in tasks:
+                hint = did_you_mean([task], tasks) or f"; it has {name_some(sorted(tasks))}" if tasks else ""
+                raise RequestError(f"no task {task!r} has taken rows of partition {partition!r}{hint}")
+            before = len(tasks)
             link.request(ResetConsumption(partition, task, idle))
             gone = before - len(link.request(Snapshot(partition)).value["tasks"])
             say(f"partition {partition!r} has {gone} task{'' if gone == 1 else 's'} less")
@@ -244,8 +248,7 @@ def _tensors(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(partition: str, names: list[str]) -> UnknownPartitionError:
-    near = difflib.get_close_matches(partition, names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; tq ls shows the partitions"
+    hint = did_you_mean([partition], names) or "; tq ls shows the partitions"
     return UnknownPartitionError(f"partition {partition!r} not found{hint}")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeAlias, 
 from transfer_queue.client.arguments import check_text
 from transfer_queue.client.io import IoThread, shared_io
 from transfer_queue.client.kv import KvOperations
+from transfer_queue.client.notices import Notices
 from transfer_queue.client.operation import Operation, carry_out
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser
@@ -90,8 +91,9 @@ class AsyncClient:
         self._build_operations()
 
     def _build_operations(self) -> None:
-        self._rows = RowOperations(self._engine, self._options)
-        self._kv = KvOperations(self._engine, self._options)
+        notices = Notices(self._engine, self._options.request_s)
+        self._rows = RowOperations(self._engine, self._options, notices)
+        self._kv = KvOperations(self._engine, self._options, notices)
 
     async def _open(self) -> QueueEngine:
         config = self.config
@@ -357,7 +359,7 @@ class AsyncClient:
         """Remove a partition with all its rows.
 
         Args:
-            partition_id: The partition. An unknown partition is ignored.
+            partition_id: The partition. An unknown partition is warned of.
 
         Raises:
             InvalidTypeError, InvalidInputError: An argument is wrong.
@@ -366,6 +368,8 @@ class AsyncClient:
 
     async def async_get_production_status(self, data_fields: Sequence[str], partition_id: str) -> Status:
         """Return which fields of the rows of a partition are ready.
+
+        The first call about an unknown partition or field logs a warning that names those that exist.
 
         Args:
             data_fields: The fields.
@@ -382,6 +386,8 @@ class AsyncClient:
 
     async def async_get_consumption_status(self, task_name: str, partition_id: str) -> Status:
         """Return which rows of a partition a task has consumed.
+
+        The first call about an unknown partition or task logs a warning that names those that exist.
 
         Args:
             task_name: The task. All rows count as not consumed by an unknown task.
@@ -471,7 +477,7 @@ class AsyncClient:
                 waiting fetch or with rows to acknowledge are not idle.
 
         Returns:
-            True, also for an unknown partition or task.
+            True, also for an unknown partition or task, which is warned of.
 
         Raises:
             InvalidTypeError, InvalidInputError: An argument is wrong.

@@ -14,14 +14,16 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
+from transfer_queue.client.notices import Notices
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
-from transfer_queue.client.rows import EMPTY, batch_meta, clear_rows, pack_indexes
+from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes, request_in_parts, tell_split
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
+from transfer_queue.control.puts import name_some
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
 if TYPE_CHECKING:
@@ -36,15 +38,17 @@ __all__ = ["KvOperations", "single_row"]
 log = logging.getLogger(__name__)
 
 Tag = dict[str, Any]
+Keys = dict[str, dict[str, Tag]]
 Fields: TypeAlias = "list[str] | str | None"
 
 
 class KvOperations:
     """Builds operations; see ``transfer_queue.interface`` for what each does."""
 
-    def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions, notices: Notices) -> None:
         self._engine = engine
         self._options = options
+        self._notices = notices
         self._dropped: set[str] = set()
         """Names of fields that were left out of an answer; each is logged once."""
 
@@ -106,6 +110,7 @@ class KvOperations:
         commit = Commit(partition_id, keys=keys, tags=tags, wait_s=wait_s, lock=number, expects=expects)
 
         def finish(done: Committed) -> KVBatchMeta:
+            tell_split(self._notices, done, partition_id)
             return KVBatchMeta(
                 keys=list(keys),
                 tags=done.tags or [{} for _ in keys],
@@ -222,15 +227,29 @@ class KvOperations:
 
     # ------------------------------------------------------------------------------------------------- list and clear
 
-    def list_keys(self, partition_id: str | None) -> Operation[Reply, dict[str, dict[str, Tag]]]:
-        command = ListKeys("" if partition_id is None else check_text("partition_id", partition_id))
-        return Operation(self._engine.request(command, self._options.request_s), _value)
+    def list_keys(self, partition_id: str | None) -> Operation[Keys, Keys]:
+        partition = "" if partition_id is None else check_text("partition_id", partition_id)
+
+        async def work() -> Keys:
+            found: Keys = _value(await self._engine.request(ListKeys(partition), self._options.request_s))
+            if partition and not found:
+                await self._notices.absent("kv_list", partition)
+            return found
+
+        return Operation(work(), dict)
 
     def clear(self, keys: list[str] | str, partition_id: str) -> Operation[None, None]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
-        check_partition(partition_id)
-        work = clear_rows(self._engine, Clear(partition_id, keys=keys), self._options.request_s)
-        return Operation(work, lambda _: None)
+        command = Clear(check_partition(partition_id), keys=keys)
+
+        async def work() -> None:
+            done = await request_in_parts(self._engine, command, self._options.request_s)
+            if done.absent:
+                await self._notices.absent("kv_clear", partition_id)
+            elif done.missing:
+                self._notices.warn("kv_clear", partition_id, _not_found(done.missing, keys, partition_id))
+
+        return Operation(work(), lambda _: None)
 
     # ---------------------------------------------------------------------------------------------- keys and metadata
 
@@ -244,7 +263,10 @@ class KvOperations:
                 commit = Commit(partition_id, keys=list(dict.fromkeys(keys)), wait_s=self._options.put_wait_s)
                 await self._engine.put(None, commit, timeout_s=self._options.request_s)
             lookup = Lookup(partition_id, keys=keys, partial=True, locate=False)
-            return await self._engine.lookup(lookup, self._options.request_s)
+            batch = await self._engine.lookup(lookup, self._options.request_s)
+            if missing := len(keys) - len(batch.indexes) // 8:
+                self._notices.warn("kv_retrieve_meta", partition_id, _not_found(missing, keys, partition_id))
+            return batch
 
         return Operation(work(), lambda batch: batch_meta(batch, partition_id))
 
@@ -281,6 +303,10 @@ def cell_blocks(batch: Batch, names: list[str]) -> dict[str, int]:
         if place >= 0:
             found.update((name, family.blocks[place]) for name in family.fields if name in found)
     return found
+
+
+def _not_found(missing: int, keys: list[str], partition: str) -> str:
+    return f"{missing} of the {len(keys)} keys {name_some(keys)} are not in partition {partition!r}"
 
 
 def _lock_number(lock: object, partition_id: str) -> int:

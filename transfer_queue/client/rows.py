@@ -6,7 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
+from transfer_queue.client.notices import Notices
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from transfer_queue.columns.block import EncodedBlock
+
+Status: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None]"
 
 __all__ = ["FetchOptions", "RowOperations", "pack_indexes", "request_in_parts", "unpack_indexes"]
 
@@ -116,17 +119,14 @@ class FetchOptions(NamedTuple):
     token_budget: int | None
 
 
-async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | SetTags, timeout_s: float) -> Reply:
-    """Carry out a command about named rows, some thousand at a time: each request stops the controller's loop.
-
-    Returns the last answer.
-    """
+async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | SetTags, timeout_s: float) -> Done:
+    """Carry out a command about named rows, some thousand at a time: each request stops the controller's loop."""
     count = len(command.indexes or b"") // 8
     if isinstance(command, Clear) and command.keys is not None:
         count = len(command.keys)
     if count <= ROWS_AT_ONCE:
-        return await engine.request(command, timeout_s)
-    reply: Reply = Done()
+        return _done(await engine.request(command, timeout_s))
+    done, missing = Done(), 0
     for start in range(0, count, ROWS_AT_ONCE):
         stop = start + ROWS_AT_ONCE
         indexes = None if command.indexes is None else command.indexes[8 * start : 8 * stop]
@@ -135,31 +135,31 @@ async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | S
             part = replace(command, keys=command.keys[start:stop])
         elif isinstance(command, SetTags):
             part = replace(command, indexes=indexes, tags=command.tags[start:stop])
-        reply = await engine.request(part, timeout_s)
-    return reply
+        done = _done(await engine.request(part, timeout_s))
+        missing += done.missing
+    return Done(done.absent, missing)
 
 
-async def clear_rows(engine: QueueEngine, command: Clear, timeout_s: float) -> None:
-    """Carry out a clear. An unknown partition is no error, but one that is probably misspelt is warned of."""
-    reply = await request_in_parts(engine, command, timeout_s)
-    if isinstance(reply, Done) and reply.absent:
-        listed = _value(await engine.request(ListPartitions(""), timeout_s))
-        own = _without_digits(command.partition)  # train_7 is not train_8 misspelt
-        names = [name for name in listed if _without_digits(name) != own]
-        if hint := did_you_mean([command.partition], names):
-            log.warning("nothing was cleared: there is no partition %r%s", command.partition, hint)
-
-
-def _without_digits(name: str) -> str:
-    return "".join(letter for letter in name if not letter.isdigit())
+def tell_split(notices: Notices, done: Batch | Committed, partition: str) -> None:
+    """Warn of a group of rows that came in several puts."""
+    if isinstance(done, Committed) and done.split:
+        notices.warn(
+            "put",
+            partition,
+            f"rows of one group of partition {partition!r} came in several puts. The sampler takes consecutive rows as "
+            "a group, of whatever prompt: put the rows of a prompt in one call, or give them a common tag and its name "
+            "to GRPOGroupNSampler(..., group_tag=...). All is well only if one loop puts every row of a prompt before "
+            "the first of the next",
+        )
 
 
 class RowOperations:
     """Builds the operations of ``AsyncClient``."""
 
-    def __init__(self, engine: QueueEngine, options: ClientOptions) -> None:
+    def __init__(self, engine: QueueEngine, options: ClientOptions, notices: Notices) -> None:
         self._engine = engine
         self._options = options
+        self._notices = notices
 
     # ------------------------------------------------------------------------------------------------------------ get
 
@@ -178,10 +178,12 @@ class RowOperations:
         if mode == "insert":
             rows = check_count("batch_size", options.batch_size)
             commit = Commit(partition_id, append=rows, wait_s=self._options.put_wait_s, last=is_last)
-            return Operation(
-                self._engine.put(None, commit, timeout_s=request_s),
-                lambda done: batch_meta(Batch(done.indexes), partition_id),
-            )
+
+            def inserted(done: Batch | Committed) -> BatchMeta:
+                tell_split(self._notices, done, partition_id)
+                return batch_meta(Batch(done.indexes), partition_id)
+
+            return Operation(self._engine.put(None, commit, timeout_s=request_s), inserted)
         if mode != "fetch":
             raise RequestError(f"mode {mode!r} is unknown; use fetch, force_fetch or insert")
         fetch = self._fetch_command(partition_id, fields, options)
@@ -315,6 +317,7 @@ class RowOperations:
         commit = Commit(partition, append=block.rows, tags=custom_meta, wait_s=self._options.put_wait_s, last=is_last)
 
         def finish(done: Committed) -> BatchMeta:
+            tell_split(self._notices, done, partition)
             status = b"\1" * block.rows
             batch = Batch(done.indexes, block.fields, status, custom_meta or [], lengths=block.lengths)
             return batch_meta(batch, partition)
@@ -399,24 +402,40 @@ class RowOperations:
 
     def clear_partition(self, partition_id: str) -> Operation[None, None]:
         command = Clear(check_partition(partition_id))
-        return Operation(clear_rows(self._engine, command, self._options.request_s), _nothing)
+
+        async def work() -> None:
+            if (await request_in_parts(self._engine, command, self._options.request_s)).absent:
+                await self._notices.absent("clear_partition", command.partition)
+
+        return Operation(work(), _nothing)
 
     # --------------------------------------------------------------------------------------------------------- status
 
-    def production_status(
-        self, data_fields: Sequence[str], partition_id: str
-    ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
+    def production_status(self, data_fields: Sequence[str], partition_id: str) -> Operation[StatusArrays, Status]:
         command = ProductionStatus(check_partition(partition_id), check_fields("data_fields", data_fields))
-        return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, True))
 
-    def consumption_status(
-        self, task_name: str, partition_id: str
-    ) -> Operation[Reply, tuple[torch.Tensor | None, torch.Tensor | None]]:
+        async def work() -> StatusArrays:
+            reply = _arrays(await self._engine.request(command, self._options.request_s))
+            if reply.indexes is None:
+                await self._notices.absent("production status", command.partition, fields=command.fields)
+            return reply
+
+        return Operation(work(), lambda reply: _status(reply, True))
+
+    def consumption_status(self, task_name: str, partition_id: str) -> Operation[StatusArrays, Status]:
         command = ConsumptionStatus(check_partition(partition_id), check_text("task_name", task_name))
-        return Operation(self._engine.request(command, self._options.request_s), lambda reply: _status(reply, False))
+
+        async def work() -> StatusArrays:
+            reply = _arrays(await self._engine.request(command, self._options.request_s))
+            if reply.indexes is None or not any(reply.status):
+                await self._notices.absent("consumption status", command.partition, task=command.task)
+            return reply
+
+        return Operation(work(), lambda reply: _status(reply, False))
 
     def production_completed(self, partition_id: str) -> Operation[dict[str, Any], bool]:
-        return Operation(self._counts(check_partition(partition_id)), _is_complete)
+        work = self._counts_or_notice("check_production_completed", check_partition(partition_id), None)
+        return Operation(work, _is_complete)
 
     def partition_counts(self, partition_id: str) -> Operation[dict[str, Any], dict[str, Any]]:
         """See ``control.queries.count_rows``; empty for an unknown partition."""
@@ -429,7 +448,14 @@ class RowOperations:
             consumed = counts.get("tasks", {}).get(task, {}).get("consumed", 0)
             return _is_complete(counts) and bool(consumed == counts["rows"])
 
-        return Operation(self._counts(check_partition(partition_id)), finish)
+        work = self._counts_or_notice("check_stream_drained", check_partition(partition_id), task)
+        return Operation(work, finish)
+
+    async def _counts_or_notice(self, call: str, partition: str, task: str | None) -> dict[str, Any]:
+        counts = await self._counts(partition)
+        if not counts or (task is not None and task not in counts["tasks"]):
+            await self._notices.absent(call, partition, task=task)
+        return counts
 
     async def _counts(self, partition: str) -> dict[str, Any]:
         """Counts of a partition; empty if there is no such partition."""
@@ -438,10 +464,15 @@ class RowOperations:
         except UnknownPartitionError:
             return {}
 
-    def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[Reply, bool]:
+    def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[None, bool]:
         task = None if task_name is None else check_text("task_name", task_name)
         command = ResetConsumption(check_partition(partition_id), task, check_seconds("idle", idle))
-        return Operation(self._engine.request(command, self._options.request_s), lambda reply: True)
+
+        async def work() -> None:
+            if _done(await self._engine.request(command, self._options.request_s)).absent:
+                await self._notices.absent("reset_consumption", command.partition, task=task)
+
+        return Operation(work(), lambda _: True)
 
     def row_counts(self) -> Operation[Reply, dict[str, int]]:
         """Number of rows of each partition that has rows."""
@@ -490,10 +521,9 @@ def _is_complete(counts: dict[str, Any]) -> bool:
     return bool(counts) and bool(counts["ended"]) and counts["written"] == counts["rows"]
 
 
-def _status(reply: Reply, by_field: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _status(reply: StatusArrays, by_field: bool) -> Status:
     import torch
 
-    assert isinstance(reply, StatusArrays)
     if reply.indexes is None:
         return None, None
     indexes = torch.from_numpy(np.frombuffer(reply.indexes, "<i8").copy())
@@ -503,6 +533,16 @@ def _status(reply: Reply, by_field: bool) -> tuple[torch.Tensor | None, torch.Te
 
 def _batch(reply: Batch | Committed) -> Batch:
     assert isinstance(reply, Batch)
+    return reply
+
+
+def _arrays(reply: Reply) -> StatusArrays:
+    assert isinstance(reply, StatusArrays)
+    return reply
+
+
+def _done(reply: Reply) -> Done:
+    assert isinstance(reply, Done)
     return reply
 
 

@@ -48,7 +48,10 @@ def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
     @functools.wraps(call)
     def twin(*args: P.args, **kwargs: P.kwargs) -> T:
-        work = call(*args, **kwargs)
+        try:
+            work = call(*args, **kwargs)
+        except TypeError as error:  # of the arguments: nothing of the coroutine has run
+            raise TypeError(str(error).replace(call.__qualname__, twin.__qualname__)) from None
         before = _mode.blocking, _mode.loop
         _mode.blocking, _mode.loop = True, asyncio._get_running_loop()
         try:
@@ -61,6 +64,6 @@ def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         raise AssertionError(f"{call.__qualname__} was suspended, so it has no blocking twin")
 
     twin.__name__ = call.__name__.removeprefix("async_")
-    twin.__qualname__ = call.__qualname__.replace("async_", "")
+    twin.__qualname__ = call.__qualname__.replace("async_", "").replace("AsyncClient.", "Client.")
     twin.__doc__ = _NAMED.sub("", _AWAITED.sub(r"\1", call.__doc__ or ""))
     return twin

@@ -290,9 +290,11 @@ class Reply(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Done(Reply, frozen=True, tag=True, omit_defaults=True):
-    """The command was carried out. ``absent``: there is no such partition, so that there was nothing to do."""
+    """The command was carried out. ``absent``: there is no such partition or task, so that there was nothing to do.
+    ``missing``: number of keys that a clear did not find."""
 
     absent: bool = False
+    missing: int = 0
 
 
 class Value(Reply, frozen=True, tag=True, omit_defaults=True):
@@ -302,11 +304,13 @@ class Value(Reply, frozen=True, tag=True, omit_defaults=True):
 
 
 class Committed(Reply, frozen=True, tag=True, omit_defaults=True):
-    """``indexes``: i64 bytes in the order of the put. ``ready``: sorted fields ready for all of its rows."""
+    """``indexes``: i64 bytes in the order of the put. ``ready``: sorted fields ready for all of its rows. ``split``: it
+    continued a group of rows that an earlier put began, where the sampler takes consecutive rows as a group."""
 
     indexes: bytes
     ready: list[str] = []
     tags: list[dict[str, Any]] | None = None
+    split: bool = False
 
 
 class Batch(Reply, frozen=True, tag=True, omit_defaults=True):

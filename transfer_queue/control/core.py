@@ -362,8 +362,8 @@ class ControlCore:
             partition = self.state.create_partition(command.partition)
             self.serving.adopt(partition)
         created = partition.create(put.created, put.new_keys) if put.created else slice(0, 0)
-        if put.created and partition.queueing.group > 1:
-            partition.note_groups(created, self.state.log.origin[0])
+        grouped = put.created > 0 and partition.queueing.group > 1
+        split = grouped and partition.note_groups(created, self.state.log.origin[0])
         self.state.rows += put.created
         rows = put.place(created)
         fresh = put.created == put.rows
@@ -377,7 +377,7 @@ class ControlCore:
         else:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
-        reply = Committed(partition.encode(rows), ready, tags or None)
+        reply = Committed(partition.encode(rows), ready, tags or None, split)
         if command.last and not partition.ended:
             partition.end()
         if command.last or (command.tags is not None and not fresh and self.serving.adapter.reads_tags):
@@ -491,35 +491,38 @@ class ControlCore:
         partition = self.state.partitions.get(command.partition)
         if partition is None:
             return Done(absent=True)
+        missing = 0
         if command.keys is None and command.indexes is None:
             self.serving.adapter.forget(partition.name)
             self.state.clear_partition(partition)
         else:
             found = partition.find_keys(command.keys) if command.keys is not None else None
             positions = partition.find_indexes(command.indexes or b"") if found is None else found
+            missing = 0 if found is None else int((found < 0).sum())
             positions = np.unique(positions[positions >= 0])
             if len(positions):
                 self.state.rows -= len(positions)
                 partition.clear(compact(positions))
                 self.serving.serve_lacking(partition)
         self._admit()
-        return Done()
+        return Done(missing=missing)
 
     @_handlers.on(ResetConsumption)
     def _reset_consumption(self, command: ResetConsumption) -> Done:
         partition = self.state.partitions.get(command.partition)
-        if partition is not None:
-            if command.idle_s > 0:
-                tasks = [task for task in partition.tasks.values() if command.task in (None, task.name)]
-                for task in tasks:
-                    busy = task.leases or any(item.waiting for item in task.subscriptions)
-                    if not busy and task.last_fetch <= self.state.leases.now - command.idle_s:
-                        partition.reset(task.name)
-                return Done()
-            if command.task is None:
-                self.serving.adapter.forget(partition.name)
-            partition.reset(command.task)
-            self.serving.serve(partition, partition.subscriptions.values())
+        if partition is None or (command.task is not None and command.task not in partition.tasks):
+            return Done(absent=True)
+        if command.idle_s > 0:
+            tasks = [task for task in partition.tasks.values() if command.task in (None, task.name)]
+            for task in tasks:
+                busy = task.leases or any(item.waiting for item in task.subscriptions)
+                if not busy and task.last_fetch <= self.state.leases.now - command.idle_s:
+                    partition.reset(task.name)
+            return Done()
+        if command.task is None:
+            self.serving.adapter.forget(partition.name)
+        partition.reset(command.task)
+        self.serving.serve(partition, partition.subscriptions.values())
         return Done()
 
     # ------------------------------------------------------------------------------------------------------ queries

@@ -311,14 +311,17 @@ class Partition:
             self.log.record(RowsCreated(self.name, count, keys))
         return slice(first, first + count)
 
-    def note_groups(self, created: slice, client: int) -> None:
-        """``client`` created rows: is a group of consecutive rows the work of two clients? Not kept over a restart."""
+    def note_groups(self, created: slice, client: int) -> bool:
+        """``client`` created rows: is a group of consecutive rows the work of two clients? Not kept over a restart.
+
+        Returns whether these rows continue a group that an earlier put began."""
         group = self.queueing.group
         first, end = created.start + self.base, created.stop + self.base
         if first % group and self._group_client not in (0, client) and self.mixed is None:
             self.mixed = first - first % group
         if end % group and (first % group == 0 or first // group != end // group):
             self._group_client = client
+        return bool(first % group)
 
     def renumber_client(self, former: int, client: int) -> None:
         """The client ``former`` goes on under another number."""

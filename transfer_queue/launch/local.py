@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 MIB = 1 << 20
 _MOST_NOTED = 20
+_LOOK_MS = 1000
 _LEFT_FREE = 1 << 30
 """Bytes of a disk that arenas leave free."""
 _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
@@ -82,6 +83,7 @@ class LocalStack:
         """The last servers that ended and were started again."""
         self._tell: Callable[[str], None] | None = None
         self._stopping = False
+        self._changing = threading.Lock()  # of the lists of servers, where a thread keeps the queue
         self.resources: Any = None
         """Resources of the bootstrap of a registered storage manager, kept as long as the queue."""
 
@@ -346,26 +348,33 @@ class LocalStack:
     def restart_ended(self) -> None:
         """Restart servers that ended, at a bounded rate, without waiting for them. Raises StartError for a server that
         cannot start."""
-        now = time.monotonic()
         self._renew_certificates()
-        self._restart_master(now)
-        durable = self.plan.controller.durability != "none"
         rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"
-        units_lose = "" if durable and self.plan.controller.backend.kind == "simple" else "its rows"
-        for servers, spawn, lost in (
-            (self._controllers, self._spawn_controller, "" if durable else rows),
-            (self._units, self._spawn_unit, units_lose),
-        ):
-            for number, server in enumerate(servers):
-                again = self._restarts.setdefault(server.name, Restarts())
-                failure = server.failure()
-                if failure is None:
-                    if again.starting and server.poll_ready():
-                        self._serves(again, now, server.name)
-                elif self._is_due(again, now, failure, lost):
-                    again.started()
-                    stop_all([server])
-                    servers[number] = spawn(number)
+        self._restart(self._controllers, self._spawn_controller, "" if self._durable else rows)
+        self._restart_storage()
+
+    @property
+    def _durable(self) -> bool:
+        return self.plan.controller.durability != "none"
+
+    def _restart_storage(self) -> None:
+        """Restart everything but controllers, as `restart_ended`."""
+        self._restart_master(time.monotonic())
+        kept = self._durable and self.plan.controller.backend.kind == "simple"
+        self._restart(self._units, self._spawn_unit, "" if kept else "its rows")
+
+    def _restart(self, servers: list[ServerProcess], spawn: Callable[[int], ServerProcess], lost: str) -> None:
+        now = time.monotonic()
+        for number, server in enumerate(servers):
+            again = self._restarts.setdefault(server.name, Restarts())
+            failure = server.failure()
+            if failure is None:
+                if again.starting and server.poll_ready():
+                    self._serves(again, now, server.name)
+            elif self._is_due(again, now, failure, lost):
+                again.started()
+                stop_all([server])
+                servers[number] = spawn(number)
 
     def _restart_master(self, now: float) -> None:
         ended = self._master
@@ -405,24 +414,50 @@ class LocalStack:
     """Did this process start it? As for a queue in a Ray cluster."""
 
     def when_ended(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the reason, from a thread, if the first controller ends before ``stop``. It is noted for
-        other programs, too. The last ``tell`` given counts."""
+        """Keep a queue without ``tq up``, from a thread: restart storage units that end, and say so in the log; call
+        ``tell`` with the reason if the first controller ends before ``stop``, or a unit cannot start. The end is noted
+        for other programs, too. The last ``tell`` given counts."""
         watched, self._tell = self._tell is not None, tell
         if not watched:
-            end = os.dup(self._controllers[0].fileno())
-            threading.Thread(target=self._watch, args=(end,), name="transferqueue-watch", daemon=True).start()
+            self._progress = lambda what, after: log.warning("%s", what)
+            threading.Thread(target=self._watch, name="transferqueue-watch", daemon=True).start()
 
-    def _watch(self, end: int) -> None:
-        poller = select.poll()
-        poller.register(end, 0)  # no events but the end of the process
-        poller.poll()
-        os.close(end)
+    def _watch(self) -> None:
+        try:
+            reason = self._keep_units()
+        except StartError as error:
+            reason = str(error)
         if self._stopping:
             return
-        reason = self._controllers[0].wait_for_end()
         write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, "failed"))
         if self._tell is not None:
             self._tell(f"the queue that this program started has ended: {reason}")
+
+    def _keep_units(self) -> str:
+        """Restart storage units until ``stop`` or the end of the first controller; return the reason of its end."""
+        while True:
+            self._wait_for_an_end()
+            with self._changing:
+                if self._stopping:
+                    return ""
+                if self._controllers[0].failure() is not None:
+                    return self._controllers[0].wait_for_end()
+                self._restart_storage()
+
+    def _wait_for_an_end(self) -> None:
+        """Return once the first controller or a storage unit has ended, or a restart or a look at the master is due."""
+        with ExitStack() as held:
+            poller = select.poll()
+            with self._changing:
+                for process in [*self._controllers[:1], *self._units]:
+                    if process.failure() is None:
+                        end = os.dup(process.fileno())
+                        held.callback(os.close, end)
+                        poller.register(end, 0)  # no events but the end of the process
+                    elif self._restarts.setdefault(process.name, Restarts()).due is None:
+                        return
+            pending = self._master or any(again.due or again.starting for again in self._restarts.values())
+            poller.poll(_LOOK_MS if pending else None)
 
     def note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
         """Note the trouble of this queue for ``tq status`` and the programs of this machine."""
@@ -438,11 +473,12 @@ class LocalStack:
     def stop(self) -> None:
         """End every process, storage units first, so that none waits for one that is gone. Idempotent."""
         self._stopping = True
-        stop_all(self._units)
-        stop_all(self._controllers)
-        if self._master:
-            self._master.stop()
-        self._units, self._controllers, self._master, self.resources = [], [], None, None
+        with self._changing:
+            stop_all(self._units)
+            stop_all(self._controllers)
+            if self._master:
+                self._master.stop()
+            self._units, self._controllers, self._master, self.resources = [], [], None, None
         if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -52,7 +52,7 @@ from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
-from transfer_queue.runtime.process import announce_ready, run_process
+from transfer_queue.runtime.process import announce_ready, note_lost_parent, run_process
 from transfer_queue.runtime.recovery import JournalRecovery
 from transfer_queue.runtime.sampler import load_sampler
 from transfer_queue.runtime.server import Server
@@ -609,6 +609,8 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
         await controller.listen(config.host, config.port, config.advertise_host, config.security)
         announce_ready(name=config.name, address=controller.address, metrics=status.address or None, run=controller.run)
         await stop.wait()
+        if path is not None and config.durability == "none":
+            note_lost_parent(config.name, config.shards or [controller.address], path)
         if keeping is not None:
             keeping.check()
     finally:

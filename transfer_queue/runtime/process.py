@@ -14,12 +14,14 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_queue.config.document import Document, load_document
+from transfer_queue.config.trouble import Trouble, write_trouble
 from transfer_queue.errors import TransferQueueError
 
-__all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "run_process"]
+__all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "note_lost_parent", "run_process"]
 
 D = TypeVar("D", bound=Document)
 _M_MMAP_THRESHOLD = -3
@@ -124,10 +126,23 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
                 task.exception()  # seen: errors of tasks that nobody waits for any more
 
 
+_parent, _orphaned = os.getppid(), threading.Event()
+
+
+def note_lost_parent(queue: str, addresses: list[str], path: str) -> None:
+    """If the parent ended without stopping this server, note so beside the settings ``path``, for programs that used
+    the queue. They do not wait for it to come back."""
+    if _orphaned.is_set():
+        reason = f"the process that started it (pid {_parent}) was killed or crashed, and its servers ended with it"
+        write_trouble(Path(path).parent, Trouble(queue, addresses, reason, "failed"))
+
+
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        if not stop.is_set():
+            _orphaned.set()
         loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -20,7 +20,8 @@ class GRPOGroupNSampler(PlannedSampler):
 
     Without it, the groups are rows 0 to n-1, n to 2n-1, … of the partition in order of creation, so that the rows of a
     group must be created together, by one put of keys and tags or of data. If one client begins a group and another
-    continues it, the group mixes prompts, and fetches from the partition raise SamplerError.
+    continues it, the group mixes prompts, and fetches from the partition raise SamplerError. A client whose puts split
+    a group logs a warning once: the rows are in order only if one loop puts them.
 
     With ``dp_rank`` and ``batch_index`` in the sampling config, a repeat of both returns the same rows.
     """

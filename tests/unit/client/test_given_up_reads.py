@@ -133,7 +133,7 @@ async def test_of_rows_of_two_partitions_the_first_are_released_where_the_second
     schema = describe_fields([FieldSchema("x", "dense", "uint8", (1,))], 2)
     metadata = BatchMeta([0, 1], ["here", "gone"], schema)
     with pytest.raises(StorageKeyNotFoundError):
-        await RowOperations(cast(Any, Engine()), ClientOptions()).get_data(metadata).work
+        await RowOperations(cast(Any, Engine()), ClientOptions(), cast(Any, None)).get_data(metadata).work
     assert fetched.released.is_set()
 
 
