@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 ROWS = 1024
+TEXT_BYTES = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,18 @@ def mixed(columns: int = 4) -> Batch:
     for i in range(2):
         batch[f"t{i}"] = ["x" * int(length) for length in rng.integers(500, 2000, ROWS)]
     batch["reward"] = rng.random(ROWS, np.float32)
+    return batch
+
+
+@cache
+def complex_(columns: int = 3) -> Batch:
+    """Dense and ragged fields and fields of 32 KB of text, as many of each; 3 make about 252 MB."""
+    rng = np.random.default_rng(2)
+    offsets = np.concatenate(([0], np.cumsum(rng.integers(2048, 6144, ROWS))))
+    letters = rng.integers(97, 123, 2 * TEXT_BYTES, np.uint8).tobytes().decode()
+    batch: Batch = {f"d{i}": rng.random((ROWS, 8192), np.float32) for i in range(columns)}
+    for i in range(columns):
+        batch[f"r{i}"] = Ragged(rng.random(int(offsets[-1]), np.float32), offsets)
+    for i in range(columns):
+        batch[f"t{i}"] = [letters[start : start + TEXT_BYTES] for start in rng.integers(0, TEXT_BYTES, ROWS)]
     return batch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ORDER = (
-    "limits", "dense", "mixed", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
+    "limits", "dense", "mixed", "complex", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
     "small", "control", "growth", "waiting", "stalls", "clients", "shards", "ppo", "ppo_mooncake",
 )  # fmt: skip
 SMOKE = ("dense", "mixed", "small", "control")

@@ -19,8 +19,9 @@ from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer
 from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.columns.tensor_bytes import DTYPES, tensor_from_bytes
+from transfer_queue.columns.texts import LONG_BYTES, decode_texts
 from transfer_queue.control.schema import FieldSchema, Kind
-from transfer_queue.errors import CorruptBlockError, InvalidInputError
+from transfer_queue.errors import InvalidInputError
 
 __all__ = ["Layout", "Piece", "decode", "decode_into"]
 
@@ -237,7 +238,7 @@ class _Assembly:
         """One Python value or tensor for each row of the batch."""
         values: list[Any] = [None] * self.n
         for part in parts:
-            found = _python_rows(part.column.take(part.rows), self.allow_pickle)
+            found = _python_rows(part.column, part.rows, self.allow_pickle)
             if isinstance(part.positions, tuple):
                 values[part.positions[0] : part.positions[1]] = found
             else:
@@ -504,45 +505,30 @@ def _shapes(column: ColumnView, axes: Sequence[int], extents: Int64s) -> Int64s:
     return shapes
 
 
-def _python_rows(column: ColumnView, allow_pickle: bool) -> list[Any]:
-    """One str, None, object or tensor a row."""
-    kind, starts = column.schema.kind, column.starts
-    if kind == "object":
-        return decode_rows(column.values, starts, allow_pickle=allow_pickle)
-    if kind == "text":
-        return _texts(column)
+def _python_rows(column: ColumnView, rows: tuple[int, int] | Int64s, allow_pickle: bool) -> list[Any]:
+    """One str, None, object or tensor for each of the picked rows."""
+    if column.schema.kind == "text":
+        return decode_texts(column, rows)
+    if column.schema.kind == "object" and column.value_bytes >= LONG_BYTES * column.rows:
+        index = _index(rows)  # from where they lie, as gathering them would copy them once more
+        return decode_rows(column.values, column.starts[:-1][index], column.starts[1:][index], allow_pickle)
+    column = column.take(rows)
+    starts = column.starts
+    if column.schema.kind == "object":
+        return decode_rows(column.values, starts[:-1], starts[1:], allow_pickle)
     shapes = _shapes(column, *_ragged_axes(column))
     front = _front(column.schema.shape or ())
-    rows = []
+    tensors = []
     for low, high, shape in zip(starts[:-1].tolist(), starts[1:].tolist(), shapes.tolist(), strict=True):
         stored = [shape[front], *shape[:front], *shape[front + 1 :]] if shape else shape
         row = tensor_from_bytes(column.values[low:high].copy(), DTYPES[column.schema.dtype], stored)
-        rows.append(row.movedim(0, front) if front else row)
-    return rows
+        tensors.append(row.movedim(0, front) if front else row)
+    return tensors
 
 
 def _ragged_axes(column: ColumnView) -> tuple[list[int], Int64s]:
     axes = [axis for axis, size in enumerate(column.schema.shape or ()) if size is None]
     return axes, np.empty((column.rows, 0), np.int64) if column.extents is None else column.extents
-
-
-def _texts(column: ColumnView) -> list[str | None]:
-    lows, highs = column.starts[:-1].tolist(), column.starts[1:].tolist()
-    raw = column.values.tobytes()
-    texts: list[str | None]
-    if raw.isascii():
-        text = raw.decode("ascii")
-        texts = [text[low:high] for low, high in zip(lows, highs, strict=True)]
-    else:
-        try:
-            texts = [raw[low:high].decode("utf-8", "surrogatepass") for low, high in zip(lows, highs, strict=True)]
-        except UnicodeDecodeError as error:
-            raise CorruptBlockError(f"column {column.schema.name!r} is damaged: {error}") from error
-    if column.schema.dtype == "numpy.str_":
-        texts = [np.str_(text) for text in texts]
-    for row in [] if column.extents is None else np.flatnonzero(column.extents < 0).tolist():
-        texts[row] = None
-    return texts
 
 
 def _non_tensor_stack(values: Sequence[Any]) -> Any:

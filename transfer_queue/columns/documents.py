@@ -192,7 +192,7 @@ class _Reader:
     def array(self, payload: list[Any]) -> npt.NDArray[Any]:
         dtype, shape, data = payload
         raw = self.buffer(data)
-        return np.array(np.ndarray(_shape(shape), _array_dtype(dtype), raw.tobytes()))
+        return np.array(np.ndarray(_shape(shape), _array_dtype(dtype), raw.data))
 
     def object_array(self, payload: list[Any]) -> npt.NDArray[Any]:
         shape, items = payload
@@ -319,20 +319,20 @@ def _joined(chunks: list[Bytes]) -> list[Bytes]:
     return joined
 
 
-def decode_rows(values: Bytes, starts: Int64s, *, allow_pickle: bool) -> list[Any]:
-    """The objects of a column: row ``i`` is ``values[starts[i]:starts[i + 1]]``. Errors as ``decode_frames``."""
-    count = len(starts) - 1
+def decode_rows(values: Bytes, starts: Int64s, ends: Int64s, allow_pickle: bool) -> list[Any]:
+    """The objects of a column: row ``i`` is ``values[starts[i]:ends[i]]``. Errors as ``decode_frames``."""
+    count = len(starts)
     if count == 0:
         return []
-    if (starts[1:] <= starts[:-1]).any():
+    if (ends <= starts).any():
         raise CorruptBlockError("object is damaged: a row of no bytes")
     reader = _Reader(allow_pickle)
-    if not (values[starts[:-1]] == FRAMED[0]).any():
+    if not (values[starts] == FRAMED[0]).any() and (starts[1:] == ends[:-1]).all():
         # One call decodes them all, as the items of one array.
-        decoded = _decoded(reader, b"\xdd" + count.to_bytes(4, "big") + values.tobytes())
-        return list(decoded)
+        together = values[starts[0] : ends[-1]].tobytes()
+        return list(_decoded(reader, b"\xdd" + count.to_bytes(4, "big") + together))
     rows = []
-    for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+    for low, high in zip(starts.tolist(), ends.tolist(), strict=True):
         row = values[low:high]
         if row[0] == FRAMED[0]:
             reader.frames = [as_bytes(frame) for frame in unpack_from(row[len(FRAMED) :])]

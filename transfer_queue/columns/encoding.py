@@ -16,6 +16,7 @@ from transfer_queue.columns.device import column_bytes
 from transfer_queue.columns.documents import encode_rows
 from transfer_queue.columns.nested import jagged_parts
 from transfer_queue.columns.tensor_bytes import check_storable, dtype_name, tensor_to_bytes
+from transfer_queue.columns.texts import encode_texts
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, UnsupportedFieldError
 
@@ -211,17 +212,9 @@ def alike(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _text_column(name: str, dtype: str, values: Sequence[str | None]) -> ColumnView:
-    texts = [value or "" for value in values]
-    joined = "".join(texts)
-    if joined.isascii():
-        chunk = as_bytes(joined.encode())
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    else:
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        chunk = as_bytes(b"".join(encoded))
-        lengths = np.fromiter(map(len, encoded), np.int64, len(texts))
+    chunks, lengths = encode_texts([value or "" for value in values])
     lengths[[number for number, value in enumerate(values) if value is None]] = -1
-    return ColumnView(FieldSchema(name, "text", dtype), len(texts), [chunk], lengths)
+    return ColumnView(FieldSchema(name, "text", dtype), len(values), chunks, lengths)
 
 
 def tensor_rows_column(

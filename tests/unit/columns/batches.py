@@ -87,7 +87,8 @@ def ragged_rows(draw: st.DrawFn, n: int) -> tuple[Any, list[Any]]:
     return rows, rows
 
 
-texts = st.text(st.characters(codec=None), max_size=12)
+times = st.sampled_from([1, 1, 1, 1100])  # what is long takes another way than what is short
+texts = st.builds(lambda text, times: text * times, st.text(st.characters(codec=None), max_size=12), times)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | texts | st.binary(max_size=9)
 keys = texts | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.binary(max_size=3) | st.tuples(st.integers(0, 9))
 arrays = st.builds(

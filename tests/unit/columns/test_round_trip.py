@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -137,3 +139,36 @@ def test_lengths_are_those_along_the_first_ragged_axis() -> None:
     block = encode({"r": [torch.zeros(2, n) for n in (3, 0, 5)], "m": [torch.zeros(n, n) for n in (1, 0, 2)]})
     lengths = {name: np.frombuffer(raw, "<i4").tolist() for name, raw in block.lengths.items()}
     assert lengths == {"r": [3, 0, 5], "m": [1, 0, 2]}
+
+
+def test_long_ascii_strings_are_not_copied_until_they_are_written() -> None:
+    texts = [chr(97 + row) * 1_000_000 for row in range(8)]
+    tracemalloc.start()
+    try:
+        block = encode({"text": texts}, rows=8)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
+    del texts
+    gc.collect()
+    view = BlockView(block.to_bytes())  # the block kept them
+    got = decode({"text": [Piece(view, np.array([5, 2]), None)]}, 2, view.fields)["text"]
+    assert list(got) == ["f" * 1_000_000, "c" * 1_000_000]
+
+
+def test_picked_long_rows_are_read_from_where_they_lie() -> None:
+    rows = [{"text": "x" * 300_000, "n": n} for n in range(20)]
+    texts, images = [chr(97 + row) * 300_000 for row in range(20)], [bytes([n]) * 300_000 for n in range(20)]
+    view = view_of({"text": texts, "image": images, "document": rows}, 20)
+    pieces = [Piece(view, np.array([7, 3]), None)]
+    tracemalloc.start()
+    try:
+        got = decode({"text": pieces, "image": pieces, "document": pieces}, 2, view.fields)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5e6  # 1.8 MB are the values themselves
+    assert list(got["text"]) == ["h" * 300_000, "d" * 300_000]
+    assert [image[0] for image in got["image"]] == [7, 3]
+    assert [document["n"] for document in got["document"]] == [7, 3]
