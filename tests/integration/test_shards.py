@@ -30,7 +30,7 @@ from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.processes import SamplerChoice, Timing
-from transfer_queue.control.commands import Clear, ListKeys
+from transfer_queue.control.commands import Clear, ListKeys, Snapshot
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataset, mark_end
 from transfer_queue.errors import ConnectionLostError, QueueNotEmptyError, RequestError, StartError
@@ -307,6 +307,37 @@ def test_a_controller_refuses_partitions_of_others(client: tq.TransferQueueClien
             link._loop.run_until_complete(link._lines[0].request(Clear(partition_on(1))))
 
 
+def add_to(partition: str, times: int) -> None:
+    for _ in range(times):
+        tq.kv_update("n", partition, "n", torch.tensor(1), lambda old, new: old + new)
+
+
+def count(partition: str) -> int:
+    return int(tq.kv_batch_get("n", partition)["n"][0])
+
+
+@pytest.mark.usefixtures("client")
+def test_locks_and_updates_of_partitions_on_different_shards_do_not_meet() -> None:
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    for name in names:
+        tq.kv_put("n", name, {"n": torch.tensor(0)})
+    with tq.kv_global_lock("n", names[0]) as lock, ThreadPoolExecutor() as pool:  # a thread is a holder of its own
+
+        def take(name: str) -> int:
+            with tq.kv_global_lock("n", name, timeout=0.01) as taken:
+                tq.kv_put("n", name, {"n": torch.tensor(0)}, lock=taken)
+                return taken.number
+
+        with pytest.raises(tq.WaitTimeoutError, match="holds or waits for"):
+            pool.submit(take, names[0]).result()
+        assert all(pool.submit(take, name).result() > 0 for name in names[1:])
+        with pytest.raises(tq.InvalidInputError, match="cannot guard a put"):
+            tq.kv_put("n", names[1], {"n": torch.tensor(9)}, lock=lock)
+        done = list(pool.map(add_to, names * 2, [10] * 2 * SHARDS))
+    assert len(done) == 2 * SHARDS
+    assert [count(name) for name in names] == [20] * SHARDS
+
+
 # ----------------------------------------------------------------------------------------------------- one that is gone
 
 
@@ -403,3 +434,40 @@ def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: Loc
         plan = LocalPlan(durable.name, durable.controller, durable.units, shards=shards)
         with pytest.raises(StartError, match=f"another number of controllers than {shards}"):
             LocalStack(plan, tmp_path).start()
+
+
+def test_locks_and_updates_outlive_a_durable_controller(durable: LocalPlan, tmp_path: Path) -> None:
+    name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if shard_of(name, 2) == 1)
+    with LocalStack(durable, tmp_path).start() as stack, ThreadPoolExecutor() as pool:
+        tq.init({"controller": {"addresses": stack.controller_addresses}})
+        tq.kv_put("n", name, {"n": torch.tensor(0)})
+        with tq.kv_global_lock("lock", name, lease_s=60) as lock:
+            numbers = [pool.submit(fenced, name) for _ in range(2)]
+            wait_until(lambda: snapshot(1)["lock_waiting"] == 2, "both wait")
+            kill_shard(stack, 1)
+            updates = pool.submit(add_to, name, 5)
+            stack.restart_ended()
+            tq.kv_put("n", name, {"m": torch.tensor(1)}, lock=lock)
+            updates.result()
+            wait_until(lambda: snapshot(1)["lock_waiting"] == 2, "both wait again")
+            lock.check()
+        assert sorted(number.result() for number in numbers) == [lock.number + 1, lock.number + 2]
+        assert count(name) == 5
+        tq.close()
+
+
+def fenced(partition: str) -> int:
+    with tq.kv_global_lock("lock", partition, timeout=120) as lock:
+        tq.kv_put("n", partition, {"holder": torch.tensor(lock.number)}, lock=lock)
+        return lock.number
+
+
+def snapshot(shard: int) -> Any:
+    """Counts of one controller."""
+    engine = engines_of(tq.get_client().engine)[shard]
+    return tq.get_client().run(Operation, engine.request(Snapshot(""), 30.0), lambda reply: reply.value)
+
+
+def kill_shard(stack: LocalStack, shard: int) -> None:
+    os.kill(stack.processes[shard].pid, signal.SIGKILL)
+    wait_until(stack.failure, "a controller is dead")

@@ -74,7 +74,7 @@ CLIENTS = {
         ),
     ),
     "nemo-rl": Client(
-        copied=("tests", "pyproject.toml"),
+        copied=("tests", "examples", "pyproject.toml"),
         tests=("tests/unit/data_plane",),
     ),
 }
