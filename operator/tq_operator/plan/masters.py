@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tq_operator.plan.names import selector
 from tq_operator.plan.pods import Container, headless, over_nodes, pod_template, service, stateful_set
 from tq_operator.plan.queue import Images, Manifest, Queue
+from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import DevelopmentEtcd, HighAvailability, Mooncake
 
-__all__ = ["masters", "runs_etcd", "same_group"]
+__all__ = ["etcd_data", "lost_log", "masters", "runs_etcd", "same_group", "with_etcd"]
 
 _SERVES = (
     "import sys,urllib.request as u;"
@@ -23,6 +24,8 @@ _TAKES_PART = (
     "sys.exit(not (h['service_ready'] or h['leader_address']))"
 )
 _DATA_DIRECTORY = "/data"
+_ETCD_DATA = f"{GROUP}/etcd-data"
+"""On the StatefulSets of masters and storage units: ``Queue.etcd_data`` when they started."""
 _GROUP_FLAGS = ("--enable_oplog=", "--etcd_endpoints=", "--cluster_id=")
 
 
@@ -45,6 +48,43 @@ def same_group(child: Manifest, observed: Manifest) -> bool:
     """Whether masters that start as ``child`` says take over what those of ``observed`` know."""
     found = _group_flags(child)
     return len(found) == len(_GROUP_FLAGS) and found == _group_flags(observed)
+
+
+def etcd_data(queue: Queue, children: Mapping[tuple[str, str], Manifest], pods: Sequence[Manifest]) -> str:
+    """``Queue.etcd_data``: UID of the etcd pod once it is ready, until then that with which the masters started."""
+    if not runs_etcd(queue):
+        return ""
+    for pod in pods:
+        ready = {"type": "Ready", "status": "True"}.items()
+        found = any(ready <= each.items() for each in pod.get("status", {}).get("conditions", []))
+        if pod["metadata"]["name"] == f"{queue.child('etcd')}-0" and found:
+            return str(pod["metadata"]["uid"])
+    workload = children.get(("StatefulSet", queue.child("mooncake-masters")))
+    return _known_data(workload) if workload else ""
+
+
+def with_etcd(queue: Queue, child: Manifest) -> Manifest:
+    """``child`` with a mark of the etcd that its pods start with, if that matters to them."""
+    metadata = child["metadata"]
+    parts = {queue.child("mooncake-masters"), queue.child("storage")}
+    if not queue.etcd_data or child["kind"] != "StatefulSet" or metadata["name"] not in parts:
+        return child
+    annotations = {**metadata["annotations"], _ETCD_DATA: queue.etcd_data}
+    return {**child, "metadata": {**metadata, "annotations": annotations}}
+
+
+def lost_log(child: Manifest, observed: Manifest | None) -> bool:
+    """Whether etcd has lost the log of the masters since the pods of ``observed`` started.
+
+    Masters that were behind wait for the lost entries for ever, and even if one leads, no other can take over from it.
+    Storage units do not turn to a leader with a lower number than the last one had.
+    """
+    before, now = _known_data(observed or {}), _known_data(child)
+    return bool(before and now) and before != now
+
+
+def _known_data(workload: Manifest) -> str:
+    return str((workload.get("metadata", {}).get("annotations") or {}).get(_ETCD_DATA, ""))
 
 
 def _group_flags(workload: Manifest) -> set[str]:

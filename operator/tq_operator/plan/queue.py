@@ -45,6 +45,8 @@ class Queue:
     """What the servers shall use."""
     running_tls: TlsMode = "off"
     """What the servers that there are use, and with them new pods."""
+    etcd_data: str = ""
+    """UID of the pod in whose volume the operator's etcd keeps the log of the masters; empty if unknown."""
 
     @property
     def name(self) -> str:

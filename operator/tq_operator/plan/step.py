@@ -15,7 +15,7 @@ from typing import Any
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.difference import contains, differs, foreign_owner, owned_by, stamped
 from tq_operator.plan.drift import drift
-from tq_operator.plan.masters import same_group
+from tq_operator.plan.masters import lost_log, same_group, with_etcd
 from tq_operator.plan.names import digest, is_controller
 from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem
@@ -43,17 +43,18 @@ Children = Mapping[tuple[str, str], Manifest]
 
 @dataclass(frozen=True)
 class Step:
-    """Writes in their order. ``held``: why others wait, in words."""
+    """Writes in their order. ``held``: why others wait, in words. ``lost``: which rows are gone, in words."""
 
     apply: Sequence[Manifest] = ()
     delete: Sequence[Manifest] = ()
     problems: Sequence[Problem] = ()
     held: str = ""
+    lost: str = ""
 
 
 def wanted_children(queue: Queue, images: Images) -> list[Manifest]:
     """The children as they are applied."""
-    return [stamped(_marked(child)) for child in desired_children(queue, images)]
+    return [stamped(_marked(with_etcd(queue, child))) for child in desired_children(queue, images)]
 
 
 def next_step(
@@ -82,6 +83,10 @@ def next_step(
         for key, child in children.items()
         if key not in wanted and owned_by(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
     ]
+    # Their rows are gone already, so this waits for nothing.
+    over = [children[_key(child)] for child in apply if lost_log(child, children.get(_key(child)))]
+    lost = _loss(queue, used) if over else ""
+    apply = [child for child in apply if not lost_log(child, children.get(_key(child)))]
     waits = ""
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
         apply, waits = _one_at_a_time(apply, children)
@@ -90,13 +95,14 @@ def next_step(
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
-        return Step(missing, (), problems, _advice(queue.name, [why for why in lossy if why]))
+        return Step(missing, over, problems, _advice(queue.name, [why for why in lossy if why]), lost)
     if waits or _keeps_old_pods(("StatefulSet", queue.child("storage")), wanted, apply, children):
         # A pod that is made from the old template needs its claim template; that of a client got its claim long ago.
         surplus = [child for child in surplus if child["kind"] != "ResourceClaimTemplate"]
     anew = [children[_key(child)] for child in apply if _changes_volumes(child, children.get(_key(child)))]
     ended = {_key(child) for child in anew}
-    return Step([child for child in apply if _key(child) not in ended], [*surplus, *anew], problems, waits)
+    apply = [child for child in apply if _key(child) not in ended]
+    return Step(apply, [*surplus, *anew, *over], problems, waits, lost)
 
 
 def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None = None) -> str:
@@ -109,6 +115,14 @@ def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None
     lossy = [_why(child, old.get(key), after, used) for key, child in new.items()]
     lossy += [f"removes {name}" for kind, name in old if kind in WORKLOADS and (kind, name) not in new]
     return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
+
+
+def _loss(queue: Queue, used: int | None) -> str:
+    stored = f", {used} bytes" if used else ""
+    return (
+        f"Pod {queue.child('etcd')}-0 was replaced, and the log of the masters was in its volume. Masters and storage "
+        f"units start over without rows: what was stored before is lost{stored}. Use an etcd of your own to keep it."
+    )
 
 
 def _restarts(child: Manifest, observed: Manifest | None) -> bool:

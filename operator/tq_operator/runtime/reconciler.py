@@ -17,6 +17,7 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 from tq_operator.plan.difference import foreign_owner, owned_by
 from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, foreign_entries
+from tq_operator.plan.masters import etcd_data
 from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
 from tq_operator.plan.queue import Images, Manifest, Queue, queue_from
@@ -207,6 +208,7 @@ class Reconciler:
                 if (found := cluster.child(manifest)) is not None:
                     children[key] = found
         users = [pod for pod in pods if _is_injected(pod, queue)]
+        queue = replace(queue, etcd_data=etcd_data(queue, children, pods))
         usage = self._usage(queue, children)
         seen = Observation(
             children=children,
@@ -250,6 +252,8 @@ class Reconciler:
                 logger.info("deleted %s %s/%s", kind, queue.namespace, name)
             except ClusterError as error:
                 problems.append(refusal(f"{kind} {name}", str(error)))
+        if step.lost:
+            self._tell_of(document, "RowsLost", queue.etcd_data, step.lost, good=False)
         for (kind, name), child in found.items():
             if kind == "StatefulSet" and child.get("status", {}).get("replicas", 0) < child["spec"].get("replicas", 1):
                 try:
@@ -287,9 +291,9 @@ class Reconciler:
             self._tell_of(document, "Adopted", what, f"{what} had lost its owner, and belongs to the queue again.")
         return applied
 
-    def _tell_of(self, document: Manifest, reason: str, what: str, words: str) -> None:
+    def _tell_of(self, document: Manifest, reason: str, what: str, words: str, good: bool = True) -> None:
         """Create an event of a repair, which no condition reports."""
-        news = {"type": f"{reason} {what}", "status": "True", "reason": reason, "message": words}
+        news = {"type": f"{reason} {what}", "status": str(good), "reason": reason, "message": words}
         logger.warning("queue %s: %s", document["metadata"]["name"], words)
         try:
             self._cluster.create_event(event(document, {**news, "lastTransitionTime": _now()}, self._identity))

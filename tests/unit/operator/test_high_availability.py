@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.operator.queues import IMAGES, queue
 from tests.unit.operator.test_status import NOW, child, condition
+from tq_operator.plan.masters import etcd_data
 from tq_operator.plan.names import child_name
 from tq_operator.plan.queue import Queue
 from tq_operator.plan.status import MasterGroup, Observation, queue_status
 from tq_operator.plan.step import lossy_change, next_step, wanted_children
 
+SAMPLER = ", controller: {sampler: {name: RankAwareSampler}}}"
 GROUP = "{backend: {mooncake: {protocol: tcp, MORE highAvailability: {masters: 3, etcd: ETCD}}}}"
 
 
@@ -94,3 +98,39 @@ def test_a_later_queue_of_the_same_name_does_not_find_the_state_of_the_first() -
     first = group()
     assert first.cluster_id != Queue(first.resource, "another-uid", 1).cluster_id
     assert child_name("a" * 253, "mooncake-masters").startswith("aaa")
+
+
+def etcd_pod(uid: str, ready: str = "True") -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": {"name": "quickstart-etcd-0", "uid": uid}, "status": {"conditions": conditions}}
+
+
+def test_masters_and_units_whose_etcd_lost_the_log_start_over_though_another_change_waits_for_rows() -> None:
+    names = [f"quickstart-{part}" for part in ("mooncake-masters", "storage")]
+
+    def written(found: Sequence[dict[str, Any]]) -> list[str]:
+        return sorted(each["metadata"]["name"] for each in found if each["kind"] == "StatefulSet")
+
+    before = group("{development: {}}")
+    # As an earlier operator made them: the pod of today is the one they started with, and nothing restarts.
+    children = {(each["kind"], each["metadata"]["name"]): each for each in wanted_children(before, IMAGES)}
+    known = replace(before, etcd_data=etcd_data(before, children, [etcd_pod("one")]))
+    step = next_step(known, IMAGES, children, True, 5)
+    assert (written(step.apply), list(step.delete), step.lost, step.held) == (names, [], "", "")
+    children |= {(each["kind"], each["metadata"]["name"]): each for each in step.apply}
+    assert not next_step(known, IMAGES, children, True, 5).apply
+
+    starting = replace(before, etcd_data=etcd_data(before, children, [etcd_pod("two", "False")]))
+    assert not next_step(starting, IMAGES, children, True, 5).delete, "it waits for the new etcd"
+
+    # The controller, whose sampler changes, has to keep its rows.
+    after = queue(GROUP.replace("ETCD", "{development: {}}").replace("MORE", "")[:-1] + SAMPLER)
+    replaced = replace(after, etcd_data=etcd_data(after, children, [etcd_pod("two")]))
+    step = next_step(replaced, IMAGES, children, True, 5)
+    assert (written(step.apply), written(step.delete)) == ([], names)
+    assert "5 bytes" in step.lost
+    assert "restarts quickstart-controller" in step.held
+    for name in names:
+        del children["StatefulSet", name]
+    step = next_step(replaced, IMAGES, children, True, 5)
+    assert (written(step.apply), written(step.delete), step.lost) == (names, [], "")

@@ -36,6 +36,8 @@ _PUT_END = 1
 _POLL_S = (0.001, 0.05)
 _PATIENCE_S = 5.0
 _BEHIND_S = 5.0
+_QUIET_S = 1.0
+"""Without a new batch, until the log may have started over."""
 
 
 class _Pair(msgspec.Struct):
@@ -63,6 +65,10 @@ class UnknownLogError(Exception):
     """There is no log, or none that can be read: masters without one, an etcd without its JSON API, another layout."""
 
 
+class NoLogError(UnknownLogError):
+    """There is no log of masters with this cluster id."""
+
+
 class MasterLog:
     """Blocking. Methods raise ConnectionLostError if no member of etcd answers, UnknownLogError."""
 
@@ -76,7 +82,7 @@ class MasterLog:
         """Number of the newest batch."""
         found = self._range(f"/oplog/{self._cluster}/durable_prefix")
         if not found:
-            raise UnknownLogError(f"there is no log of masters with the cluster id {self._cluster} in etcd")
+            raise NoLogError(f"there is no log of masters with the cluster id {self._cluster} in etcd")
         return _decoded(found[0].value, _Prefix).batch_id
 
     def stored(self, after: int) -> tuple[int, list[str]]:
@@ -157,7 +163,7 @@ class Follower:
         if self._is_behind():
             async with self._reading:
                 if self._is_behind():
-                    self._after = await self._read(self._log.last, self._after)
+                    self._after = await self._read(self._last, self._after)
                 self._awaited.update(keys)
         else:
             self._awaited.update(keys)
@@ -169,6 +175,7 @@ class Follower:
     async def missing(self, keys: Sequence[str], timeout_s: float) -> list[str]:
         """Those of ``keys`` that are not in the log ``timeout_s`` seconds from now. Raises ConnectionLostError."""
         deadline, backoff = self._loop.time() + timeout_s, Backoff(*_POLL_S)
+        quiet = self._loop.time() + _QUIET_S
         while True:
             async with self._reading:
                 before = self._after
@@ -177,6 +184,10 @@ class Follower:
                     self._after, stored = await self._read(partial(self._log.stored, before), nothing)
                     self._awaited.difference_update(stored)
                     left = [key for key in left if key in self._awaited]
+                    if left and self._after == before and self._loop.time() >= quiet:
+                        quiet = self._loop.time() + _QUIET_S
+                        if await self._read(self._last, before) < before:
+                            self._after = 0
             if not left or self._unknown:
                 return []
             if self._loop.time() >= deadline:
@@ -200,6 +211,15 @@ class Follower:
                 self._read_at = self._loop.time()
                 return found
         return otherwise
+
+    def _last(self) -> int:
+        """Blocking. Number of the newest batch; 0 if etcd has lost the log, as the masters begin another then."""
+        try:
+            return self._log.last()
+        except NoLogError:
+            if self._read_at == -math.inf:  # there never was one
+                raise
+            return 0
 
     def forget(self, keys: Iterable[str]) -> None:
         """Stop waiting for ``keys``."""

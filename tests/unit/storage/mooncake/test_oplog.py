@@ -13,7 +13,7 @@ import pytest
 
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.storage.mooncake import oplog
-from transfer_queue.storage.mooncake.oplog import Follower, MasterLog, UnknownLogError
+from transfer_queue.storage.mooncake.oplog import Follower, MasterLog, NoLogError, UnknownLogError
 
 PREFIX = '{"schema_version":1,"batch_id":7,"last_seq":9}'
 
@@ -154,3 +154,32 @@ async def test_without_a_log_nothing_is_awaited_and_it_is_said(caplog: pytest.Lo
     await found.expect(["b"])
     assert await found.missing(["b"], 60) == []
     assert len(caplog.records) == 1
+
+
+async def test_a_log_that_etcd_lost_is_read_from_its_new_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oplog, "_QUIET_S", 0.0)
+
+    class StartedOver(Written):
+        """A log whose first two batches after the loss are those of ``number``."""
+
+        def last(self) -> int:
+            if self.number < 0:
+                raise NoLogError("there is no log")
+            return self.number
+
+        def stored(self, after: int) -> tuple[int, list[str]]:
+            self.asked.append(after)
+            return (2, ["a"]) if after < 2 else (after, [])
+
+    log = StartedOver(last=70)
+    found = follower(log)
+    await found.expect(["a"])
+    log.number = -1  # gone, and begun again only with the next key
+    reading = found.missing(["a"], 60)
+    log.number = 2
+    assert await reading == []
+    assert log.asked == [70, 0]
+    log.number = -1
+    monkeypatch.setattr(oplog, "_BEHIND_S", -1.0)
+    await found.expect(["b"])
+    assert await found.missing(["b"], 0) == ["b"], "keys are awaited as before"
