@@ -1,5 +1,5 @@
 """How long a small request waits at a controller of a million rows and 20,000 partitions while others list all keys,
-scrape its metrics and watch its page, each without a pause.
+look up all rows, save its state, scrape its metrics and watch its page, each without a pause.
 
 A process of its own asks for one row every 2 ms, over a bare socket, and notes how long each answer took.
 """
@@ -24,9 +24,10 @@ from bench.workloads import Row, Workload
 from tests.integration.stack import ROOT, Stack
 from transfer_queue import TransferQueueClient
 from transfer_queue.client.operation import Operation
+from transfer_queue.client.shards import engines_of
 from transfer_queue.control.commands import Commit, Lookup
 from transfer_queue.wire.frames import MAGIC
-from transfer_queue.wire.messages import Envelope, Hello
+from transfer_queue.wire.messages import Capture, EndCapture, Envelope, Hello
 
 _LIMIT = (
     "Client, scraper and page read and decode as fast as they can on the same {machine/cores} cores, beside the probe; "
@@ -40,7 +41,9 @@ WORKLOAD = Workload(
         Row("listing", "beside a listing of 1,000,000 keys", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
         Row("scraping", "beside a scrape of /metrics", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
         Row("watching", "beside the page's view of 20,000 partitions", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
-        Row("all", "beside all three", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
+        Row("looking", "beside a lookup of 1,000,000 rows", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
+        Row("saving", "beside a checkpoint of its state", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
+        Row("all", "beside listing, scrape and page at once", "ms", "lower", 20.0, judged=False, limit=_LIMIT),
     ),
     repetitions=1,
 )
@@ -120,6 +123,7 @@ def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
         client = TransferQueueClient("bench", stack.address)
         try:
             _fill(client)
+            (engine,) = engines_of(client.engine)
 
             def get(path: str) -> None:
                 with urllib.request.urlopen(f"http://{stack.controller.ready['metrics']}{path}", timeout=60) as answer:
@@ -128,6 +132,10 @@ def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
             def listing() -> None:
                 client.run(client.kv.list_keys, "large")
 
+            def save() -> None:
+                for step in (Capture(), EndCapture()):
+                    client.run(Operation, engine.transfer(step, (), 60.0), lambda _: None)
+
             works: dict[str, list[Callable[[], object]]] = {
                 "idle": [],
                 "listing": [listing],
@@ -135,6 +143,9 @@ def measure(peer: Queue, options: dict[str, Any]) -> dict[str, float]:
                 "watching": [lambda: get("/api/dataflow")],
             }
             works["all"] = [work for of in works.values() for work in of]
+            looking = Lookup("large", fields=[])
+            works["looking"] = [lambda: client.run(Operation, engine.lookup(looking, 60.0), lambda _: None)]
+            works["saving"] = [save]
             seconds = SECONDS[options["scale"]]
             return {name: _beside(work, stack.address, seconds) for name, work in works.items()}
         finally:

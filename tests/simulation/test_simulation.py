@@ -20,6 +20,7 @@ from transfer_queue.control.commands import Acknowledge
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.locks import Locks
 from transfer_queue.control.row_states import CONSUMED
+from transfer_queue.runtime import recovery
 from transfer_queue.runtime.durable import GroupCommit
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
@@ -176,6 +177,11 @@ def test_no_history_breaks_a_promise() -> None:
     assert delivered > SEEDS  # or nothing was simulated
 
 
+def test_no_history_breaks_a_promise_with_snapshots_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "is_large", lambda core: True)
+    assert sum(len(run(seed).world.delivered) for seed in range(1, 11)) > 10
+
+
 def test_a_seed_replays_exactly() -> None:
     first, second = run(7), run(7)
     assert first.world.events == second.world.events
@@ -218,6 +224,11 @@ def _locks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return {}
 
 
+def _snapshots_come_late(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    monkeypatch.setattr(recovery, "cut", lambda encode, large: encode)
+    return {}
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -226,6 +237,7 @@ def _locks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         _leases_of_the_dead_stay,
         _acknowledgements_are_not_kept,
         _locks_are_not_kept,
+        _snapshots_come_late,
     ],
 )
 def test_a_planted_bug_is_found(

@@ -12,7 +12,7 @@ from transfer_queue.control.sampler_adapter import FAULTS
 from transfer_queue.control.state import ControlState
 from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyError, RequestError, SamplerError
 
-__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted"]
+__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted", "saved_sampler"]
 
 NO_UNIT = -1
 """In an adopted state: the storage unit of blocks whose bytes are lost."""
@@ -21,16 +21,21 @@ SHARD_BITS = 48
 """An extent of row indexes starts at its number times 2**EXTENT_BITS, plus its shard times 2**SHARD_BITS."""
 
 
-def capture(core: ControlCore) -> dict[str, Any]:
-    """The whole state at this moment, as plain data. Raises SamplerError if a user's sampler cannot save its own."""
+def saved_sampler(core: ControlCore) -> list[Any]:
+    """Class and state of the sampler. Raises SamplerError if a user's sampler cannot save its own."""
     sampler = core.sampler
     try:
         kept = sampler.save_checkpoint()
     except FAULTS as error:  # boundary to a user's code
         raise SamplerError(f"{type(sampler).__name__}.save_checkpoint raised {type(error).__name__}") from error
+    return [type(sampler).__name__, kept]
+
+
+def capture(core: ControlCore, sampler: list[Any] | None = None) -> dict[str, Any]:
+    """The whole state at this moment, as plain data. ``sampler``: what `saved_sampler` returned, if it was called."""
     state_now = core.snapshot()
     del state_now["locks"]  # of clients that will not be there
-    return {"state": state_now, "sampler": [type(sampler).__name__, kept]}
+    return {"state": state_now, "sampler": sampler or saved_sampler(core)}
 
 
 def adopt(

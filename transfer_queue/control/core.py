@@ -69,7 +69,8 @@ class ControlCore:
 
     The host calls `apply` for each request and `tick` when `next_deadline` has come, with its own clock (seconds,
     monotonic), and acts on what `drain_effects` returns. Commands that cannot be carried out raise and change nothing.
-    Replies share no mutable state with the core except lists of field names and schemas, which are read-only.
+    Replies and commands share no mutable state with the core except tags, lists of field names and schemas, which are
+    read-only.
 
     ``sampler``: default SequentialSampler. ``polling``: fetches never wait. ``shard``: this controller's number, part
     of every index. ``sample_capacity``: most rows that may exist at a time. ``journal``: emit Journal effects.

@@ -1,4 +1,4 @@
-"""Copies of plain data (what msgpack can carry): tags must not be shared with callers."""
+"""Plain data: what msgpack can carry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["copy_plain", "copy_tag", "pack_arrays", "unpack_arrays"]
+__all__ = ["copy_plain", "pack_arrays", "unpack_arrays"]
 
 _ARRAY = "\0ndarray"
 """The only key of a dict that encodes an array. Callers do not use this name."""
@@ -25,15 +25,6 @@ def copy_plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(copy_plain(item) for item in value)
     return value
-
-
-def copy_tag(tag: dict[str, Any]) -> dict[str, Any]:
-    """`copy_plain` of one tag, quick for the flat ones."""
-    copy = tag.copy()
-    for key, value in tag.items():
-        if type(value) not in _SCALARS:
-            copy[key] = copy_plain(value)
-    return copy
 
 
 def pack_arrays(params: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from transfer_queue.control.batches import EMPTY_BATCH, make_batch
 from transfer_queue.control.commands import Batch, ConsumptionStatus, KeysOf, Lookup, ProductionStatus, StatusArrays
 from transfer_queue.control.indexes import decode_indexes
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.plain import copy_tag
 from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.control.row_states import CONSUMED, RESERVED
 from transfer_queue.errors import (
@@ -86,7 +85,7 @@ def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Ite
         lookup(partition, command)  # which refuses it
         return
     else:
-        indexes = partition.encode(partition.all_rows())
+        indexes = yield from _indexes_in_parts(partitions, name)
         command = msgspec.structs.replace(command, partial=True)
     command = msgspec.structs.replace(command, keys=None, indexes=indexes)
     names = command.fields
@@ -95,6 +94,19 @@ def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Ite
     selected = tuple(names)
     for partition, rows in _rows_in_parts(partitions, command):
         yield make_batch(partition, rows, partition.fields.select(selected), locate=command.locate, ready=False)
+
+
+def _indexes_in_parts(partitions: Mapping[str, Partition], name: str) -> Generator[None, None, bytes]:
+    """Those of all rows that exist at the first part, and still do at their own."""
+    found = []
+    ordinal, end = partitions[name].base, partitions[name].base + partitions[name].table.used
+    while ordinal < end and (partition := partitions.get(name)) is not None:
+        first = max(ordinal - partition.base, 0)
+        ordinal = partition.base + first + _STATUS_PART
+        alive = partition.alive.array[first : min(first + _STATUS_PART, end - partition.base, partition.table.used)]
+        found.append(partition.encode(compact(np.flatnonzero(alive) + first)))
+        yield None
+    return b"".join(found)
 
 
 def _rows_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Iterator[tuple[Partition, Rows]]:
@@ -257,9 +269,9 @@ def keys_of(partition: Partition | None, command: KeysOf) -> list[str]:
 
 
 def tagged_keys(partition: Partition) -> dict[str, dict[str, Any]]:
-    """Key -> a copy of its tag, in order of first registration."""
+    """Key -> its tag, read-only, in order of first registration."""
     get, nothing = partition.tags.get, dict[str, Any]()
-    return {key: copy_tag(get(ordinal, nothing)) for key, ordinal in partition.keys.items()}
+    return {key: get(ordinal, nothing) for key, ordinal in partition.keys.items()}
 
 
 def tagged_keys_in_parts(partition: Partition) -> Iterator[dict[str, dict[str, Any]]]:

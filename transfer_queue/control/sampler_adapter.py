@@ -14,7 +14,7 @@ from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.lease_deadlines import LeaseDeadlines
 from transfer_queue.control.ordered import OrderedQueue, ReadyPriorities, ReadyWeights
 from transfer_queue.control.partition import Partition, Queueing
-from transfer_queue.control.plain import unpack_arrays
+from transfer_queue.control.plain import copy_plain, unpack_arrays
 from transfer_queue.control.ready import ReadyGroups, ReadyRows
 from transfer_queue.control.row_states import CONSUMED, RESERVE
 from transfer_queue.control.subscription import Subscription
@@ -42,7 +42,7 @@ class PartitionView:
         positions = self._partition.find(indexes)
         known = positions >= 0
         tags = self._partition.tags_at(positions[known]) or [{} for _ in range(int(known.sum()))]
-        return dict(zip(indexes[known].tolist(), tags, strict=True))
+        return dict(zip(indexes[known].tolist(), map(copy_plain, tags), strict=True))
 
 
 class Outcome:

@@ -10,7 +10,6 @@ from transfer_queue.control.arrays import Column, as_positions, compact, from_ru
 from transfer_queue.control.column_groups import ColumnGroup
 from transfer_queue.control.lease import Lease
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.plain import copy_tag
 from transfer_queue.control.state import ControlState
 from transfer_queue.control.subscription import Task
 from transfer_queue.errors import RequestError
@@ -82,7 +81,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "extents": partition.indexes.starts,
         "alive": column(partition.alive),
         "keys": None if partition.key_of is None else list(partition.keys.items()),
-        "tags": [[ordinal, copy_tag(tag)] for ordinal, tag in partition.tags.items()],
+        "tags": list(partition.tags.items()),
         "fields": list(partition.fields.column_group_of),
         "families": [
             [

@@ -24,6 +24,8 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 from transfer_queue.errors import CorruptJournalError
 
+Buffer = bytes | bytearray | memoryview
+
 __all__ = [
     "HEADER_BYTES",
     "Header",
@@ -74,7 +76,7 @@ def pack_header(kind: Kind, header: Header) -> bytes:
     return raw + _CRC.pack(zlib.crc32(raw))
 
 
-def frame(payload: Sequence[bytes]) -> list[bytes]:
+def frame(payload: Sequence[Buffer]) -> list[Buffer]:
     """What to write for a batch, as buffers that need not be joined."""
     crc = 0
     for part in payload:

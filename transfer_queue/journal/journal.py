@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from transfer_queue.config.ownership import check_file, is_own, open_own
 from transfer_queue.errors import JournalWriteError, StartError
 from transfer_queue.journal.files import (
     HEADER_BYTES,
+    Buffer,
     Header,
     SegmentReader,
     corrupt,
@@ -41,7 +43,7 @@ class Journal:
 
     Batches of bytes go in, the same come out after a restart, in order: those of which `append` returned survive the
     end of the process, those before a `sync` that returned survive the end of the machine. Not for several threads,
-    but for `sync` and `write_snapshot`, which may run beside the others.
+    but for `sync`, `write_out` and `write_snapshot`, which may run beside the others.
 
     Raises StartError if the folder cannot be used or another process uses it.
     """
@@ -56,6 +58,8 @@ class Journal:
         """Bytes of batches that a restart would read back."""
         self.snapshot_bytes = 0
         """Size of the newest snapshot."""
+        self.unwritten = 0
+        """Bytes that were appended since the last `sync` or `start_write_out`."""
         self._lock = self._claim()
 
     def _claim(self) -> int:
@@ -162,6 +166,21 @@ class Journal:
             raise self._write_error(error) from None
         self._length += total
         self.since_snapshot += total
+        self.unwritten += total
+
+    def start_write_out(self) -> int:
+        """Return the number of the segment, for `write_out`."""
+        self.unwritten = 0
+        return self._number
+
+    def write_out(self, number: int) -> None:
+        """Write to the disk what the segment holds, so that the next `sync` is short. Runs beside all other methods."""
+        with suppress(OSError):  # which that `sync` raises, too
+            handle = os.open(self.folder / f"segment-{number:016x}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(handle)
+            finally:
+                os.close(handle)
 
     def sync(self) -> None:
         """Return once all that was appended before is on the disk. Raises JournalWriteError."""
@@ -173,6 +192,7 @@ class Journal:
     def rotate(self) -> int:
         """Finish the segment and start the next one, whose number is returned. Not while `sync` runs."""
         self.sync()
+        self.unwritten = 0
         finished, self._file = self._file, -1
         os.close(finished)
         self._start_segment(self._number + 1, self._length)
@@ -203,7 +223,7 @@ class Journal:
         self.since_snapshot = 0
         return number
 
-    def write_snapshot(self, number: int, payload: bytes) -> None:
+    def write_snapshot(self, number: int, payload: Buffer) -> None:
         """Keep the state and delete the segments that led to it. Raises JournalWriteError; the segments stay then."""
         path = self.folder / f"snapshot-{number:016x}"
         fresh = path.with_suffix(".new")
@@ -243,7 +263,7 @@ class Journal:
         self._file = self._lock = -1
 
 
-def _write_all(handle: int, buffers: Sequence[bytes]) -> None:
+def _write_all(handle: int, buffers: Sequence[Buffer]) -> None:
     left = [memoryview(buffer) for buffer in buffers if buffer]
     while left:
         written = os.writev(handle, left[:_WRITEV_BUFFERS])

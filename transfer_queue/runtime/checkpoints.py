@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty, counted
+from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty, counted, saved_sampler
 from transfer_queue.control.commands import Done
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
-from transfer_queue.runtime.connection import Connection
+from transfer_queue.runtime.connection import Buffer, Connection
+from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import UnitRegistry
 from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Resume
@@ -72,9 +73,7 @@ class Checkpoints:
             self.gone(connection)
             if body.hold:
                 self._hold(connection)
-            content = ENCODER.encode(capture(self._core))
-            self._units.pins.hold(connection, self._blocks())
-            connection.reply(request, Captured(), [content])
+            self._capture(connection, request)
         elif isinstance(body, Resume):
             if self._holder is not connection:
                 raise RequestError(
@@ -119,10 +118,31 @@ class Checkpoints:
             if not connection.closed and connection.context.connection is connection:
                 serve()
 
-    def _blocks(self) -> Iterable[tuple[int, int]]:
-        table = self._core.state.blocks
-        slots = table.live_slots()
-        return zip(table.unit.array[slots].tolist(), table.block.array[slots].tolist(), strict=True)
+    def _capture(self, connection: Connection, request: int) -> None:
+        """Fix the state of now, and send it when it is encoded. Raises SamplerError."""
+        core, table = self._core, self._core.state.blocks
+        sampler = saved_sampler(core)
+        content = cut(lambda: ENCODER.encode(capture(core, sampler)), is_large(core))
+        blocks = table.block.array[table.live_slots()]
+        pins = self._units.pins
+        pins.hold(connection, None)  # what may be freed is told from the sorted blocks
+
+        def finish() -> Buffer:
+            blocks.sort()
+            return content()
+
+        def finished(done: asyncio.Future[Buffer]) -> None:
+            if done.cancelled() or connection.closed or not pins.holds(connection):
+                return
+            error = done.exception()
+            if error is not None:
+                self.gone(connection)
+                connection.fail(request, error)
+                return
+            pins.hold(connection, blocks)
+            connection.reply(request, Captured(), [done.result()])
+
+        self._loop.run_in_executor(None, finish).add_done_callback(finished)
 
     def _adopt(self, session: ClientSession, payload: memoryview | None, replace: bool) -> None:
         try:

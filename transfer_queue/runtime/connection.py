@@ -47,6 +47,8 @@ _PIECE = 64 << 10
 """Of payload, encrypted at a time."""
 _LONG = 8 << 20
 """Most bytes given to the socket at once. Only long headers exceed it."""
+_TURN_BYTES = 4 << 20
+"""After so many, a fast reader waits until the loop has served others."""
 _SHORT = 4 << 10
 """Buffers up to this size are copied together, so that they share a record."""
 _IN_PARTS = msgspec.Raw(b"")
@@ -463,20 +465,22 @@ class Connection(asyncio.BufferedProtocol):
                 waiting.set_result(None)
 
     def _write_pieces(self) -> None:
-        while self._pieces and not self._paused:
+        for _ in range(min(len(self._pieces), _TURN_BYTES // _PIECE)):
+            if self._paused:
+                return
             self._transport.write(self._pieces.popleft())
 
     def _pump_rest(self) -> None:
         self._pump_due = False
-        if self._queue and not self.closed:
+        if (self._queue or self._pieces) and not self.closed:
             self._pump()
 
     def _pump(self) -> None:
         if self._transport.is_closing():  # the peer is gone, and connection_lost about to say so
             return
         self._write_pieces()
-        queue = self._queue
-        while queue and not self._paused:
+        queue, turn = self._queue, _TURN_BYTES
+        while queue and not self._paused and not self._pieces and turn > 0:
             frames: list[Buffer] = []
             nbytes = 0
             while queue and nbytes < 1 << 20 and len(frames) < 256:
@@ -498,6 +502,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(frames[0])
             else:
                 self._transport.writelines(frames)
+            turn -= nbytes
+        if (queue or self._pieces) and not self._paused and not self._pump_due:  # others have their turn first
+            self._pump_due = True
+            self._loop.call_soon(self._pump_rest)
         if self._handed_over and not self._paused and not self._pieces and self._transport.get_write_buffer_size() == 0:
             callbacks, self._handed_over = self._handed_over, []
             for callback in callbacks:

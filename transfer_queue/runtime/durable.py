@@ -16,6 +16,7 @@ from typing import Any, Final
 from transfer_queue.control.records import Record
 from transfer_queue.errors import JournalWriteError
 from transfer_queue.journal import Journal
+from transfer_queue.runtime.connection import Buffer
 from transfer_queue.runtime.entries import encode_batch
 
 __all__ = ["GroupCommit"]
@@ -25,12 +26,14 @@ log = logging.getLogger(__name__)
 Action = tuple[Callable[..., None], tuple[Any, ...]]
 COMPACT_BYTES: Final = 64 << 20
 """A snapshot is due once this much was written since the last one, or as much as that one takes if that is more."""
+_WRITE_OUT_BYTES: Final = 4 << 20
 
 
 class GroupCommit:
     """Writes entries to ``journal`` and runs actions once those before them are kept.
 
-    ``sync``: kept means on the disk; waits for it in ``executor``. ``state``: the encoded state of now, for snapshots.
+    ``sync``: kept means on the disk; waits for it in ``executor``. ``state``: fixes the state of now
+    for a snapshot, and returns what waits for its encoding (`transfer_queue.runtime.cut.cut`).
     ``failed``: called once if the journal cannot be written; nothing is acknowledged afterwards.
     """
 
@@ -41,7 +44,7 @@ class GroupCommit:
         executor: Executor | None,
         *,
         sync: bool,
-        state: Callable[[], bytes],
+        state: Callable[[], Callable[[], Buffer]],
         failed: Callable[[JournalWriteError], None],
         compact_bytes: int = COMPACT_BYTES,
     ) -> None:
@@ -58,6 +61,7 @@ class GroupCommit:
         self._scheduled = False
         self._syncing = False
         self._snapshotting = False
+        self._writing = False
         self._broken = False
 
     def add(self, entry: Record) -> None:
@@ -97,6 +101,8 @@ class GroupCommit:
         actions, self._actions = self._actions, []
         if not self._sync:
             self._run(actions)
+            if self._journal.unwritten > _WRITE_OUT_BYTES and not self._writing:
+                self._write_out()
             return
         self._syncing = True
         future = self._loop.run_in_executor(self._executor, self._journal.sync)
@@ -130,13 +136,22 @@ class GroupCommit:
             return
         self._snapshotting = True
         state = self._state()
-        future = self._loop.run_in_executor(self._executor, self._journal.write_snapshot, number, state)
+        future = self._loop.run_in_executor(self._executor, lambda: self._journal.write_snapshot(number, state()))
         future.add_done_callback(self._snapshot_written)
 
     def _snapshot_written(self, done: asyncio.Future[None]) -> None:
         self._snapshotting = False
         if not done.cancelled() and (error := done.exception()) is not None:
             log.warning("%s; the journal goes on without a snapshot", error)
+
+    def _write_out(self) -> None:
+        """Without ``sync`` nothing waits for the disk but the end of a segment, which is not to wait for much."""
+        number, self._writing = self._journal.start_write_out(), True
+
+        def written(done: asyncio.Future[None]) -> None:
+            self._writing = False
+
+        self._loop.run_in_executor(self._executor, self._journal.write_out, number).add_done_callback(written)
 
     def _fail(self, error: JournalWriteError) -> None:
         self._broken = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Pins"]
 
@@ -11,27 +14,41 @@ class Pins:
     """``hold`` by some holder until ``release``; ``spare`` sorts out what may be freed at once."""
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, set[tuple[int, int]]] = {}
+        self._held: dict[Hashable, NDArray[np.uint64] | None] = {}
         self._deferred: set[tuple[int, int]] = set()
 
-    def hold(self, holder: Hashable, blocks: Iterable[tuple[int, int]]) -> None:
-        """``blocks``: (unit, block)."""
-        self._held[holder] = set(blocks)
+    def hold(self, holder: Hashable, blocks: NDArray[np.uint64] | None) -> None:
+        """``blocks``: their ids in ascending order; None: all, until they are known."""
+        self._held[holder] = blocks
+
+    def holds(self, holder: Hashable) -> bool:
+        """Whether ``holder`` has not released its blocks yet."""
+        return holder in self._held
 
     def spare(self, unit: int, blocks: list[int]) -> list[int]:
         """Return the blocks among ``blocks`` that nobody holds; the last ``release`` returns the others."""
-        if not self._held:
-            return blocks
-        kept = {block for block in blocks if any((unit, block) in held for held in self._held.values())}
+        kept = self._kept(blocks)
         self._deferred.update((unit, block) for block in kept)
-        return [block for block in blocks if block not in kept]
+        return [block for block in blocks if block not in kept] if kept else blocks
 
     def release(self, holder: Hashable) -> dict[int, list[int]]:
         """Unit -> blocks that should have been freed meanwhile and that nobody else holds."""
-        if self._held.pop(holder, None) is None:
-            return {}
+        self._held.pop(holder, None)
+        kept = self._kept([block for _, block in self._deferred])
         found: dict[int, list[int]] = {}
-        for pair in [pair for pair in self._deferred if not any(pair in held for held in self._held.values())]:
-            self._deferred.discard(pair)
-            found.setdefault(pair[0], []).append(pair[1])
+        for unit, block in [pair for pair in self._deferred if pair[1] not in kept]:
+            self._deferred.discard((unit, block))
+            found.setdefault(unit, []).append(block)
         return found
+
+    def _kept(self, blocks: list[int]) -> set[int]:
+        """Those of ``blocks`` that somebody holds."""
+        kept: set[int] = set()
+        wanted = np.array(blocks if self._held else [], np.uint64)
+        for held in self._held.values():
+            if held is None:
+                return set(blocks)
+            if len(held):
+                found = held[np.searchsorted(held, wanted).clip(0, len(held) - 1)] == wanted
+                kept.update(wanted[found].tolist())
+        return kept

@@ -15,7 +15,9 @@ from tests.unit.control.build import Drained, fetch, i64, ints, put, rows, schem
 from transfer_queue.control import PARKED, ControlCore
 from transfer_queue.control import commands as c
 from transfer_queue.control.checkpoint import adopt, capture
+from transfer_queue.control.effects import Journal
 from transfer_queue.control.queries import subscriptions_of
+from transfer_queue.control.records import TagsMerged
 from transfer_queue.control.schema import FieldSchema, merge
 from transfer_queue.errors import (
     CapacityError,
@@ -28,19 +30,19 @@ from transfer_queue.errors import (
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 
-def test_tags_are_copies_on_the_way_in_and_out() -> None:
-    core = ControlCore()
+def test_tags_that_were_given_out_stay_as_they_were() -> None:
+    core = ControlCore(journal=True)
     given: dict[str, Any] = {"scores": [1], "nested": {"a": [2]}}
     reply: Any = core.apply(put("p", ["a"], "x", tags=[given]), 0)
-    given["scores"].append("changed")
-    reply.tags[0]["nested"]["a"].append("changed")
+    kept = [effect for effect in core.drain_effects() if isinstance(effect, Journal)]
     listed: Any = core.apply(c.ListKeys("p"), 0)
-    listed.value["p"]["a"]["scores"].append("changed")
     fetched: Any = core.apply(fetch("p", "x", 1), 0)
-    assert fetched.tags == [{"scores": [1], "nested": {"a": [2]}}]
-    fetched.tags[0]["nested"]["a"].append("changed")
+    core.apply(put("p", ["a"], "y", tags=[{"scores": [3], "more": 4}]), 0)
+    assert reply.tags == fetched.tags == [{"scores": [1], "nested": {"a": [2]}}]
+    assert listed.value == {"p": {"a": {"scores": [1], "nested": {"a": [2]}}}}
+    assert [effect.record.tags for effect in kept if isinstance(effect.record, TagsMerged)] == [[given]]
     found: Any = core.apply(c.Lookup("p", keys=["a"]), 0)
-    assert found.tags == [{"scores": [1], "nested": {"a": [2]}}]
+    assert found.tags == [{"scores": [3], "nested": {"a": [2]}, "more": 4}]
 
 
 def test_tasks_that_have_not_fetched_for_some_time_are_dropped_and_others_are_not() -> None:
