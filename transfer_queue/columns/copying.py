@@ -24,7 +24,9 @@ def copy_bytes(target: Bytes, source: Bytes) -> None:
 
     Threads live only as long as the copy, so that nothing idles, and nothing is missing in a forked child.
     """
-    threads = min(_MOST_THREADS, source.nbytes // _SHARE_BYTES, cores())
+    threads = min(_MOST_THREADS, source.nbytes // _SHARE_BYTES)
+    if threads > 1:
+        threads = min(threads, cores())  # a system call, too much for a short copy
     if threads < 2 or target.nbytes != source.nbytes:
         np.copyto(target, source)
         return

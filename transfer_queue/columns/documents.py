@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.columns.column import Bytes, Int64s, as_bytes
-from transfer_queue.columns.packing import pack_chunks, unpack_from
+from transfer_queue.columns.packing import pack_table, unpack_from
 from transfer_queue.errors import CorruptBlockError, InvalidTypeError
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def encode_rows(rows: Sequence[Any], *, allow_pickle: bool, field: str) -> tuple
     for number, row in enumerate(rows):
         frames = encode_frames(row, allow_pickle=allow_pickle, where=f"field {field!r}, row {number}")
         if len(frames) > 1:
-            frames = [as_bytes(FRAMED), *pack_chunks(frames)]
+            frames = [as_bytes(FRAMED + pack_table([frame.nbytes for frame in frames]) + frames[0].data), *frames[1:]]
         chunks += frames
         sizes.append(sum(frame.nbytes for frame in frames))
     return _joined(chunks), np.array(sizes, np.int64)

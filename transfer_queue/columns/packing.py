@@ -9,6 +9,7 @@ Offsets count from the start of the buffer; numbers are little-endian, so a buff
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -17,13 +18,14 @@ import numpy as np
 from transfer_queue.columns.column import Bytes, as_bytes
 from transfer_queue.errors import CorruptBlockError, InvalidInputError
 
-__all__ = ["calc_packed_size", "pack_chunks", "pack_into", "unpack_from"]
+__all__ = ["calc_packed_size", "pack_into", "pack_table", "unpack_from"]
 
 Target: TypeAlias = "memoryview | bytearray | Bytes"
 Buffer: TypeAlias = "Target | bytes"
 
 COUNT_BYTES = 8
 ENTRY_BYTES = 16
+_ENTRY = struct.Struct("<QQ")
 
 
 def calc_packed_size(items: Sequence[Buffer]) -> int:
@@ -37,11 +39,12 @@ def pack_into(target_buffer: Target, items: Sequence[Buffer]) -> None:
     Raises InvalidInputError if the buffer has fewer than ``calc_packed_size(items)`` bytes or is read-only.
     """
     out = as_bytes(target_buffer)
-    chunks = pack_chunks([as_bytes(item) for item in items])
+    chunks = [as_bytes(item) for item in items]
+    chunks.insert(0, as_bytes(pack_table([chunk.nbytes for chunk in chunks])))
     needed = sum(chunk.nbytes for chunk in chunks)
     if out.nbytes < needed or not out.flags.writeable:
         raise InvalidInputError(
-            f"{len(chunks) - 1} items need a writable buffer of {needed} bytes, not {out.nbytes} bytes, "
+            f"{len(items)} items need a writable buffer of {needed} bytes, not {out.nbytes} bytes, "
             f"{'writable' if out.flags.writeable else 'read-only'}"
         )
     position = 0
@@ -50,15 +53,14 @@ def pack_into(target_buffer: Target, items: Sequence[Buffer]) -> None:
         position += chunk.nbytes
 
 
-def pack_chunks(items: Sequence[Bytes]) -> list[Bytes]:
-    """Return the table and the uncopied items that ``pack_into`` writes."""
-    table = np.empty(1 + 2 * len(items), "<u8")
-    table[0] = len(items)
-    position = table.nbytes
-    for number, item in enumerate(items):
-        table[1 + 2 * number : 3 + 2 * number] = position, item.nbytes
-        position += item.nbytes
-    return [as_bytes(table), *items]
+def pack_table(sizes: Sequence[int]) -> bytes:
+    """Count, offsets and sizes of items of so many bytes, which follow."""
+    entries = [len(sizes)]
+    position = COUNT_BYTES + ENTRY_BYTES * len(sizes)
+    for size in sizes:
+        entries += position, size
+        position += size
+    return struct.pack(f"<{len(entries)}Q", *entries)
 
 
 def unpack_from(source_buffer: Buffer) -> list[memoryview]:
@@ -66,17 +68,16 @@ def unpack_from(source_buffer: Buffer) -> list[memoryview]:
 
     Raises CorruptBlockError if the count, an offset or a size does not fit the buffer.
     """
-    source = as_bytes(source_buffer)
+    source = as_bytes(source_buffer).data
     if source.nbytes < COUNT_BYTES:
         raise CorruptBlockError(f"packed buffer of {source.nbytes} bytes: too short for its count")
-    count = int.from_bytes(source[:COUNT_BYTES].tobytes(), "little")
+    count = int.from_bytes(source[:COUNT_BYTES], "little")
     if count > (source.nbytes - COUNT_BYTES) // ENTRY_BYTES:
         raise CorruptBlockError(f"packed buffer of {source.nbytes} bytes cannot hold the table of {count} items")
     payload = COUNT_BYTES + ENTRY_BYTES * count
-    table = source[COUNT_BYTES:payload].view("<u8").reshape(count, 2).tolist()
     items = []
-    for offset, nbytes in table:
+    for offset, nbytes in _ENTRY.iter_unpack(source[COUNT_BYTES:payload]):
         if offset < payload or offset + nbytes > source.nbytes:
             raise CorruptBlockError(f"packed item at {offset} of {nbytes} bytes in a buffer of {source.nbytes}")
-        items.append(source[offset : offset + nbytes].data)
+        items.append(source[offset : offset + nbytes])
     return items
