@@ -39,8 +39,9 @@ PYTEST = (
     "no:transfer_queue.storage.conformance.plugin",
 )
 """Without a client's own ``-x``, so that every test has an outcome, and without our own plugin."""
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-"""Each run starts a Ray of its own; the current Ray makes a token in the home directory otherwise."""
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_OVERRIDE_RESOURCES": '{"CPU": 32}'}
+"""Each run starts a Ray of its own: without a token in the home directory, and with more logical CPUs than a small
+machine has, as each actor of a queue reserves one."""
 
 
 def ours() -> Path:
@@ -74,7 +75,7 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
             elif source.exists():
                 shutil.copy(source, folder / part)
         path = [str(library), *([str(snapshot)] if client.importable else [])]
-        environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)}
+        environ = {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
         found: Outcomes = {}
         for test in test_files(client.tests, folder):
             report = folder / "report.xml"
