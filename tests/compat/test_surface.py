@@ -5,10 +5,28 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from tests.compat.surface.compare import call_mismatch, differences, recorded, unexplained
+import pytest
+
+from tests.compat.surface.compare import call_mismatch, differences, find, mismatch, recorded, unexplained
 from tests.compat.surface.reasons import REASONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+PROPOSED = {
+    "kv_local_lock": "(keys, partition_id, timeout=None)",
+    "kv_global_lock": "(keys, partition_id, timeout=None, lease_s=30)",
+    "kv_update": "(key, partition_id, fields, values, parser)",
+    "LockLostError": "RuntimeError",
+    "dump_data_by_key": "(dump_dir, keys, partition_id)",
+    "load_data_by_key": "(dump_dir)",
+    "read_row_index": "(dump_dir)",
+}
+"""What has been proposed for 0.1.x and is in none of its releases."""
+
+
+@pytest.mark.parametrize("name", PROPOSED)
+def test_a_proposed_name_is_here_and_takes_the_proposed_call(name: str) -> None:
+    assert mismatch(PROPOSED[name], find(f"transfer_queue.{name}")) == ""
 
 
 def test_every_name_of_the_releases_is_here_or_has_a_reason() -> None:
