@@ -48,7 +48,7 @@ class QueueCommand:
     """Runs ``tq`` with a resource of a queue called ``test``."""
 
     def __init__(self, folder: Path, backend: dict[str, Any]) -> None:
-        ports = free_ports(9)
+        ports = free_ports(11)
         self.file = folder / "queue.yaml"
         self.state = folder / "state"
         self.environ = {**os.environ, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -33,7 +34,7 @@ from transfer_queue.config.processes import SamplerChoice, Timing
 from transfer_queue.control.commands import Clear, ListKeys, Snapshot
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataset, mark_end
-from transfer_queue.errors import ConnectionLostError, QueueNotEmptyError, RequestError, StartError
+from transfer_queue.errors import ConfigError, ConnectionLostError, QueueNotEmptyError, RequestError, StartError
 from transfer_queue.launch import local
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.plan import LocalPlan
@@ -400,6 +401,34 @@ def test_a_client_of_other_controllers_than_there_are_now_is_told_so(stack: Loca
     client.close()
     assert victim.failure()
     stack.restart_ended()
+
+
+def test_a_program_starts_several_controllers_and_hears_when_one_ends() -> None:
+    sizes = {"unit_capacity": "16Mi", "num_data_storage_units": 1}
+    with pytest.raises(ConfigError, match="total_storage_size: 2 rows are too few for controller"):
+        tq.init({"controller": {"shards": 3}, "backend": {"SimpleStorage": {**sizes, "total_storage_size": 2}}})
+    merged = tq.init({"controller": {"shards": SHARDS}, "backend": {"SimpleStorage": sizes}})
+    try:
+        assert merged is not None
+        assert list(merged.backend.SimpleStorage.zmq_info) == ["storage-0"]
+        names = [partition_on(shard) for shard in range(SHARDS)]
+        for name in names:
+            tq.kv_put("k", name, {"x": torch.ones(2)})
+        assert set(tq.kv_list()) == set(names)
+        victims = [child for child in psutil.Process().children() if "controller-2.json" in str(child.cmdline())]
+        assert len(victims) == 1
+        victims[0].kill()
+        wait_until(lambda: _ended(names[0]), "the program hears of it")
+    finally:
+        tq.close()
+
+
+def _ended(partition: str) -> bool:
+    try:
+        tq.kv_list(partition)
+    except ConnectionLostError as error:
+        return "controller-2 ended: killed by SIGKILL" in str(error)
+    return False
 
 
 # ----------------------------------------------------------------------------------------------------------- durability

@@ -216,11 +216,16 @@ def test_a_policy_gives_programs_the_rights_of_their_namespace(simple: QueueComm
     assert done.stdout == "[0, 1, 2] ['hello']\n", done.stderr
 
 
-def test_a_shard_that_ends_is_started_again_while_the_others_go_on(simple: QueueCommand) -> None:
-    controller = simple.resource["spec"]["controller"]
-    controller |= {"shards": 2, "metricsPort": controller["port"] + 6}
-    simple.write()
-    up = simple.run("up", "-f", str(simple.file), "--detach")
+@pytest.mark.parametrize("kind", ["simple", "mooncake"])
+def test_a_shard_that_ends_is_started_again_while_the_others_go_on(
+    kind: str, make: Callable[[dict[str, Any]], QueueCommand]
+) -> None:
+    queue = make({kind: {}})
+    spec = queue.resource["spec"]
+    spec["controller"] |= {"shards": 2, "metricsPort": spec["controller"]["port"] + 9}
+    spec["security"] = {"tls": {"mode": "operator"}}
+    queue.write()
+    up = queue.run("up", "-f", str(queue.file), "--detach")
     assert up.returncode == 0, up.stderr
     assert "2 controllers, 2 storage units" in up.stderr
     config = load_document(AttachConfig, last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE="))
@@ -228,15 +233,15 @@ def test_a_shard_that_ends_is_started_again_while_the_others_go_on(simple: Queue
     kept, lost = (next(name for name in map(str, range(99)) if shard_of(name, 2) == shard) for shard in range(2))
     for name in (kept, lost):
         client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id=name)
-    assert [item["name"] for item in json.loads(simple.run("ls", "--output", "json").stdout)] == [kept, lost]
-    victim = simple.named("controller-1.json")
+    assert [item["name"] for item in json.loads(queue.run("ls", "--output", "json").stdout)] == [kept, lost]
+    victim = queue.named("controller-1.json")
     victim.kill()
     wait_until(lambda: not victim.is_running(), "it is gone")
     assert client.check_production_status(["x"], kept)
-    wait_until(lambda: "serves again" in (simple.state / "transferqueue/test/tq.log").read_text(), "it is back")
+    wait_until(lambda: "serves again" in (queue.state / "transferqueue/test/tq.log").read_text(), "it is back")
     assert client.get_partition_list() == [kept]
     client.close()
-    assert simple.run("down").returncode == 0
+    assert queue.run("down").returncode == 0
 
 
 def test_queues_without_ports_take_free_ones_and_tell_their_pages(simple: QueueCommand) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from transfer_queue.config.defaults import MOST_SHARDS
 from transfer_queue.config.document import explain, parse_bytes, read_yaml, wrong_type
 from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.config.rules import NO_LIMIT, Between, Model
@@ -70,6 +71,7 @@ class _Metrics(_Section):
 
 class _Controller(_Section):
     polling_mode: bool = False
+    shards: Annotated[int, Between(1, MOST_SHARDS)] = 1
 
 
 class _SsdOffload(_Section):

@@ -105,7 +105,7 @@ class Controller(Part):
     shards: Annotated[int, Between(1, defaults.MOST_SHARDS)] = Field(
         default=1,
         description="Controller processes that share the partitions; each takes the next port and metricsPort. On a "
-        "cluster they are containers of one pod, each with these resources. More than 1 needs backend simple.",
+        "cluster they are containers of one pod, each with these resources.",
     )
     port: Port = Field(default=defaults.CONTROLLER_PORT, description="TCP port for clients and storage units.")
     metrics_port: Port = Field(
@@ -476,12 +476,6 @@ class Spec(Model):
             lambda self: self.backend.simple is not None or self.security.policy is None,
             "has(self.backend.simple) || !has(self.security) || !has(self.security.policy)",
             "security.policy needs backend simple: clients of other backends move rows past the storage units",
-        ),
-        Rule(
-            lambda self: self.backend.simple is not None or self.controller.shards == 1,
-            "has(self.backend.simple) || !has(self.controller) || !has(self.controller.shards)"
-            " || self.controller.shards == 1",
-            "controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
         ),
         Rule(
             lambda self: self.sample_capacity is None or self.sample_capacity >= self.controller.shards,

@@ -100,7 +100,12 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
             "registered under this name, or of a package with the entry-point group transfer_queue.backends; packages "
             f"installed here bring: {', '.join(sorted(packaged_backends())) or 'none'}"
         )
-    simple = merged.backend.SimpleStorage
+    simple, shards = merged.backend.SimpleStorage, int(merged.controller.shards)
+    if simple.total_storage_size is not None and simple.total_storage_size < shards:
+        raise ConfigError(
+            f"backend.SimpleStorage.total_storage_size: {simple.total_storage_size} rows are too few for "
+            f"controller.shards: {shards}, which share them"
+        )
     capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
     shared = kind == "SimpleStorage" and capacity is None and not simple.ssd_offload.enabled
     plan = default_plan(
@@ -109,6 +114,7 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         unit_capacity=cast("int", parse_bytes(capacity or defaults.STORAGE_CAPACITY)),
         polling_mode=bool(merged.controller.polling_mode),
         sample_capacity=simple.total_storage_size,
+        shards=shards,
         allow_pickle=True,
     )
     metrics_port = int(merged.metrics.port) if merged.metrics.enabled else None
@@ -215,7 +221,7 @@ def _plain(conf: object) -> dict[str, Any]:
 def _with_addresses(merged: DictConfig, stack: LocalStack) -> DictConfig:
     """``merged`` with what another process needs to attach: addresses, and whether values may be pickled."""
     attach = stack.attach_config
-    controller, *units = stack.processes
+    controller, units = stack.processes[0], stack.processes[stack.plan.shards :]
     with open_dict(merged):
         merged.controller.zmq_info = server_info(
             Role.CONTROLLER, controller.name, stack.controller_address, attach.security.secret

@@ -415,7 +415,7 @@ class LocalStack:
 
     def when_ended(self, tell: Callable[[str], None]) -> None:
         """Keep a queue without ``tq up``, from a thread: restart storage units that end, and say so in the log; call
-        ``tell`` with the reason if the first controller ends before ``stop``, or a unit cannot start. The end is noted
+        ``tell`` with the reason if a controller ends before ``stop``, or a unit cannot start. The end is noted
         for other programs, too. The last ``tell`` given counts."""
         watched, self._tell = self._tell is not None, tell
         if not watched:
@@ -434,22 +434,23 @@ class LocalStack:
             self._tell(f"the queue that this program started has ended: {reason}")
 
     def _keep_units(self) -> str:
-        """Restart storage units until ``stop`` or the end of the first controller; return the reason of its end."""
+        """Restart storage units until ``stop`` or the end of a controller; return the reason of its end."""
         while True:
             self._wait_for_an_end()
             with self._changing:
                 if self._stopping:
                     return ""
-                if self._controllers[0].failure() is not None:
-                    return self._controllers[0].wait_for_end()
+                for controller in self._controllers:
+                    if controller.failure() is not None:
+                        return controller.wait_for_end()
                 self._restart_storage()
 
     def _wait_for_an_end(self) -> None:
-        """Return once the first controller or a storage unit has ended, or a restart or a look at the master is due."""
+        """Return once a controller or a storage unit has ended, or a restart or a look at the master is due."""
         with ExitStack() as held:
             poller = select.poll()
             with self._changing:
-                for process in [*self._controllers[:1], *self._units]:
+                for process in self.processes:
                     if process.failure() is None:
                         end = os.dup(process.fileno())
                         held.callback(os.close, end)

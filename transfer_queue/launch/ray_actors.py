@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,7 +24,8 @@ import ray
 from ray.exceptions import RayError
 
 from transfer_queue.compat.controller_calls import CALLS, ControllerCalls
-from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.attach import AttachConfig, join_address
+from transfer_queue.config.derive import shard_configs
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
 from transfer_queue.errors import StartError
 from transfer_queue.launch.process import ServerProcess, wait_until_serving
@@ -46,30 +48,35 @@ MAX_CALLS = 10_000
 
 
 class _Supervisor:
-    """One server process of this node, listening on the node's address."""
+    """Server processes of this node, listening on the node's address. The end of one is the end of all."""
 
-    def __init__(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> None:
-        """Raises StartError."""
+    def __init__(self, module: str, configs: Mapping[str, ControllerConfig | StorageUnitConfig]) -> None:
+        """``configs``: by the names of the servers. Raises StartError."""
         _pass_on_import_path()
         self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._ending = threading.Lock()
         self._stopping = ""
-        update: dict[str, Any] = {"host": ray.util.get_node_ip_address(), "backend": _reaching_ray(config.backend)}
-        self._server = ServerProcess(name, module, config.model_copy(update=update), _log_folder(name))
-        self._watcher = threading.Thread(target=self._watch, name="tq-server-watch", daemon=True)
+        self._servers: list[ServerProcess] = []
+        self._watchers: list[threading.Thread] = []
         try:
-            for _ in wait_until_serving([self._server], _START_S):
-                self._watcher.start()
+            for name, config in configs.items():
+                update: dict[str, Any] = {"host": _host(), "backend": _reaching_ray(config.backend)}
+                self._servers.append(ServerProcess(name, module, config.model_copy(update=update), _log_folder(name)))
+            for server in wait_until_serving(self._servers, _START_S):
+                watcher = threading.Thread(target=self._watch, args=(server,), name="tq-server-watch", daemon=True)
+                self._watchers.append(watcher)
+                watcher.start()
         except StartError:
             self._end("")
             raise
 
-    async def address(self) -> str:
-        """host:port of the server."""
-        return str(self._server.address["address"])
+    async def addresses(self) -> list[str]:
+        """host:port of each server."""
+        return [str(server.address["address"]) for server in self._servers]
 
     async def pid(self) -> int:
-        """Process id of the server, on this actor's node."""
-        return self._server.pid
+        """Process id of the first server, on this actor's node."""
+        return self._servers[0].pid
 
     async def ended(self) -> str:
         """Return once the server has ended, with one line that says why."""
@@ -79,16 +86,22 @@ class _Supervisor:
         """End the server. Idempotent."""
         await asyncio.to_thread(self._end, reason)
 
-    def _watch(self) -> None:
-        failure = self._server.wait_for_end()
-        self._ended.set_result(self._stopping or failure)
+    def _watch(self, server: ServerProcess) -> None:
+        failure = server.wait_for_end()
+        with self._ending:
+            if not self._ended.done():
+                self._ended.set_result(self._stopping or failure)
+        for other in self._servers:
+            other.terminate()
 
     def _end(self, reason: str) -> None:
         self._stopping = self._stopping or reason
-        self._server.terminate()
-        if self._watcher.ident is not None:
-            self._watcher.join(_STOP_S)
-        self._server.wait(_STOP_S)
+        for server in self._servers:
+            server.terminate()
+        for watcher in self._watchers:
+            watcher.join(_STOP_S)
+        for server in self._servers:
+            server.wait(_STOP_S)
 
 
 class _Calls(ControllerCalls):
@@ -112,19 +125,21 @@ def _call(name: str) -> Any:
 
 
 class ControllerActor(_Supervisor):
-    """Keeps the controller, and knows the storage units, so that stopping it stops the whole queue.
+    """Keeps the controllers, and knows the storage units, so that stopping it stops the whole queue.
 
     It answers the calls of `ControllerCalls` as well.
     """
 
-    def __init__(self, plan: ControllerConfig, master: Master | None = None) -> None:
-        """``master``: also start a ``mooncake_master``, at its port if the port is free on this node."""
+    def __init__(self, plan: ControllerConfig, master: Master | None = None, shards: int = 1) -> None:
+        """Start ``shards`` controllers with the settings of one.
+
+        ``master``: also start a ``mooncake_master``, at its port if the port is free on this node."""
         self._master = None if master is None else _start_master(master)
         self._published: concurrent.futures.Future[tuple[AttachConfig, bool]] = concurrent.futures.Future()
         self._units: list[Any] = []
         plan = plan.model_copy(update={"backend": self._with_master(plan.backend)})
-        super().__init__("controller", "transfer_queue.runtime.controller", plan)
-        self.calls = _Calls(self._server.address, plan.security.secret)
+        super().__init__("transfer_queue.runtime.controller", _controllers(plan, shards))
+        self.calls = _Calls(self._servers[0].address, plan.security.secret)
 
     async def publish(self, config: AttachConfig, detached: bool, units: list[Any]) -> None:
         """The queue is up: let others attach to it."""
@@ -182,12 +197,12 @@ class StorageUnitActor(_Supervisor):
     def __init__(self, plan: StorageUnitConfig, controller: str, namespace: str) -> None:
         """``controller``: name of its actor in ``namespace``; a handle could not be passed again at a restart."""
         self._controller = ray.get_actor(controller, namespace)
-        super().__init__(plan.name, "transfer_queue.runtime.storage_unit", plan)
+        super().__init__("transfer_queue.runtime.storage_unit", {plan.name: plan})
         own = ray.get_runtime_context().current_actor
         threading.Thread(target=self._follow_controller, args=(own,), name="tq-follow", daemon=True).start()
 
-    def _watch(self) -> None:
-        super()._watch()
+    def _watch(self, server: ServerProcess) -> None:
+        super()._watch(server)
         if not self._stopping:
             log.error("%s; starting again", self._ended.result())
             os._exit(1)
@@ -199,6 +214,23 @@ class StorageUnitActor(_Supervisor):
             reason = str(error)
         self._end(reason)
         ray.kill(own, no_restart=True)
+
+
+def _host() -> str:
+    return str(ray.util.get_node_ip_address())
+
+
+def _controllers(plan: ControllerConfig, shards: int) -> dict[str, ControllerConfig]:
+    """Settings of each controller by its name. Several have to know the ports of all before they start."""
+    if shards == 1:
+        return {"controller": plan}
+    host = _host()
+    with contextlib.ExitStack() as held:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        probes = [held.enter_context(socket.create_server((host, 0), family=family)) for _ in range(shards)]
+        ports = [int(probe.getsockname()[1]) for probe in probes]
+    configs = shard_configs(plan, [join_address(host, port) for port in ports], ports)
+    return {f"controller-{shard}": config for shard, config in enumerate(configs)}
 
 
 async def _outcome(future: concurrent.futures.Future[T]) -> T:
@@ -223,7 +255,7 @@ def _start_master(master: Master) -> _Master:
     from transfer_queue.storage.mooncake.master import MasterProcess
     from transfer_queue.storage.mooncake.settings import MasterSettings
 
-    host = ray.util.get_node_ip_address()
+    host = _host()
     settings = MasterSettings(
         host=host,
         rpc_port=_free_or_any(host, master.rpc_port),

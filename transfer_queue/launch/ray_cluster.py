@@ -165,25 +165,25 @@ def _start(merged: DictConfig, settings: RaySettings) -> RayQueue:
     try:
         controller = actor_class.TransferQueueController.options(
             name=settings.name, namespace=settings.namespace, **common
-        ).remote(plan=plan.controller, master=plan.master)
+        ).remote(plan=plan.controller, master=plan.master, shards=plan.shards)
     except ValueError as error:
         if "already" not in str(error):
             raise
         raise _NameTaken from None
     started = [controller]
     try:
-        address = _wait([controller.address.remote()], "the controller", settings)[0]
+        addresses = _wait([controller.addresses.remote()], "the controller", settings)[0]
         if plan.master is not None:
             backend = _wait([controller.backend.remote(plan.controller.backend)], "the controller", settings)[0]
             plan = plan.with_backend_settings(backend.settings)
             merged.backend.MooncakeStore.master_server_address = backend.settings["masterServerAddress"]
             merged.backend.MooncakeStore.metadata_server = backend.settings["metadataServer"]
-        units = _start_units(plan.unit_configs(address), settings, nodes, resource, common)
+        units = _start_units(plan.unit_configs(*addresses), settings, nodes, resource, common)
         started += units
-        _wait([unit.address.remote() for unit in units], f"{len(units)} storage units", settings)
-        config = plan.attach_config(address)
+        _wait([unit.addresses.remote() for unit in units], f"{len(units)} storage units", settings)
+        config = plan.attach_config(*addresses)
         with open_dict(merged):  # what another process needs to attach without Ray
-            merged.controller.zmq_info = server_info(Role.CONTROLLER, settings.name, address, plan.secret)
+            merged.controller.zmq_info = server_info(Role.CONTROLLER, settings.name, addresses[0], plan.secret)
             merged.security = {"allowPickle": config.security.allow_pickle}
         _wait([controller.store_config.remote(merged)], "the controller", settings)
         _wait([controller.publish.remote(config, detached, units)], "the controller", settings)

@@ -292,8 +292,8 @@ class GuardedStore(ServingStore):
     def attributes(self) -> dict[str, Any]:
         return self._store.attributes()
 
-    def registered(self, unit: int, run: str) -> None:
-        self._store.registered(unit, run)
+    def registered(self, unit: int, run: str, shard: int = 0) -> None:
+        self._store.registered(unit, run, shard)
 
     async def inventory(self) -> list[int]:
         return await self._store.inventory()

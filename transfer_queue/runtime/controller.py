@@ -623,11 +623,6 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
 def _check_shards(config: ControllerConfig) -> None:
     if config.shard >= len(config.shards):
         raise ConfigError(f"shard: {config.shard} is none of the {len(config.shards)} shards, which count from 0")
-    if config.backend.kind != "simple":
-        raise ConfigError(
-            f"shards: the units of backend {config.backend.kind!r} serve one controller; use the simple backend, or "
-            "one controller"
-        )
 
 
 def main() -> int:

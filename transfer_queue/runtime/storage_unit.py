@@ -179,7 +179,8 @@ class ControllerLink:
             self.connected = True
             if isinstance(self._store, GuardedStore):
                 self._store.tickets[self._shard or 0] = Tickets(joined.ticket_key)
-            self._store.registered(joined.unit, joined.run)
+            shard = () if self._shard is None else (self._shard,)  # stores of one controller need not take it
+            self._store.registered(joined.unit, joined.run, *shard)
             await self._store.free(unpack_blocks(joined.unknown))
             if self._joined_before or held:  # writers went on meanwhile
                 listed, now = set(held), self._own(await self._store.inventory())
@@ -325,6 +326,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         config.durability,
         log.warning,
         lost=lambda: links.start_over(),
+        shards=max(1, len(config.shards)),
         in_doubt=lambda: links.tell_again(),
     )
     keepalive = Keepalive(config.timing.heartbeat, config.timing.peer_timeout)

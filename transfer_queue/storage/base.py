@@ -210,6 +210,8 @@ class StoreContext:
     lost: Callable[[], None] = field(default=lambda: None)
     """To be called on the loop when everything the store held is gone though this process lives on. The unit then
     registers under a new number, and the rows of the old one are reported lost."""
+    shards: int = 1
+    """Number of controllers of the queue."""
     in_doubt: Callable[[], None] = field(default=lambda: None)
     """To be called on the loop when some of what the store held may be gone, or may be there again. The unit then
     registers again with its inventory, and rows whose blocks are missing are reported lost."""
@@ -231,8 +233,15 @@ class UnitStore(ABC):
     def attributes(self) -> dict[str, Any]:
         """Return what clients need to reach this unit; plain msgpack values. Asked at each registration."""
 
-    def registered(self, unit: int, run: str) -> None:  # noqa: B027 (the default does nothing)
-        """The controller gave this unit its number. Called again after each reconnect, maybe with a new run."""
+    def registered(self, unit: int, run: str, shard: int = 0) -> None:  # noqa: B027 (the default does nothing)
+        """A controller gave this unit its number. Called again after each reconnect, maybe with a new run.
+
+        Args:
+            unit: Number of this unit at that controller.
+            run: Identity of the life of what that controller holds.
+            shard: Which of ``StoreContext.shards`` controllers it is; the blocks of each are told apart by
+                ``transfer_queue.control.directory.shard_of_block``.
+        """
 
     @abstractmethod
     async def free(self, blocks: Sequence[int]) -> None:

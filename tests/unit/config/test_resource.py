@@ -153,10 +153,6 @@ REFUSALS = [
         f"{{{SIMPLE}, controller: {{shards: 65}}}}",
         "spec.controller.shards: 65 is out of range; use a whole number from 1 to 64",
     ),
-    (
-        "{backend: {mooncake: {}}, controller: {shards: 2}}",
-        "spec: controller.shards above 1 needs backend simple: storage units of other backends serve one controller",
-    ),
     (f"{{{SIMPLE}, controller: {{shards: 3, sampleCapacity: 2}}}}", f"spec: {TOO_FEW}"),
     ("{backend: {simple: {numUnits: 1, unitSize: 2}}, controller: {shards: 3}}", f"spec: {TOO_FEW}"),
     (

@@ -114,6 +114,19 @@ def test_the_children_are_as_recorded(name: str, regenerate: bool) -> None:
     assert text == path.read_text(encoding="utf-8"), f"see the difference: pytest {__file__} --regenerate; git diff"
 
 
+@pytest.mark.parametrize("name", ["mooncake-tcp", "mooncake-ha", "yuanrong-of-all"])
+def test_the_units_of_every_backend_serve_all_shards(name: str) -> None:
+    spec = yaml.safe_load(SPECS[name])
+    spec["controller"] = {**spec.get("controller", {}), "shards": 2}
+    data = children(yaml.safe_dump(spec))["ConfigMap", "quickstart-config"]["data"]
+    files = ["controller-0.yaml", "controller-1.yaml"]
+    shards = [validate_document(ControllerConfig, yaml.safe_load(data[file]), file) for file in files]
+    unit = validate_document(StorageUnitConfig, yaml.safe_load(data["storage.yaml"]), "storage.yaml")
+    addresses = [f"quickstart-controller.rl.svc:{port}" for port in (50060, 50061)]
+    assert [unit.shards, *(one.shards for one in shards)] == 3 * [addresses]
+    assert unit.backend == shards[0].backend == shards[1].backend
+
+
 def test_shards_have_what_those_of_tq_up_have_and_nothing_of_each_other() -> None:
     found = children(SPECS["shards"])
     data = {name: yaml.safe_load(text) for name, text in found["ConfigMap", "quickstart-config"]["data"].items()}

@@ -19,7 +19,8 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     kind = _ALIASES.get(name, name)
     directory = tmp_path_factory.mktemp("servers")
     with backend_servers(kind, directory) as settings:
-        running = Servers(kind, {**settings, **request.config.getoption("--backend-settings")}, directory)
+        settings = {**settings, **request.config.getoption("--backend-settings")}
+        running = Servers(kind, settings, directory)
         try:
             yield running
         finally:

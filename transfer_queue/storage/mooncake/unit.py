@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from transfer_queue.config.attach import join_address
 from transfer_queue.config.defaults import MASTER_METRICS_PORT
+from transfer_queue.control.directory import shard_of_block
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.base import StoreContext, UnitStats, UnitStore
 from transfer_queue.storage.mooncake import codes
@@ -56,7 +58,8 @@ class MooncakeStore(UnitStore):
         self._log = settings.master_log()
         self._term: str | None = None
         self._mark = np.ones(64, np.uint8)
-        self._run: str | None = None
+        self._runs: dict[int, str] = {}
+        """By the number of the controller."""
         self._unfreed: dict[int, None] = {}
         self._used = 0
         self._blocks = 0
@@ -89,23 +92,21 @@ class MooncakeStore(UnitStore):
     def attributes(self) -> dict[str, Any]:
         return {"segment": self._store.name, "endpoint": self._endpoint}
 
-    def registered(self, unit: int, run: str) -> None:
-        old, self._run = self._run, run
+    def registered(self, unit: int, run: str, shard: int = 0) -> None:
+        old = self._runs.get(shard)
+        self._runs[shard] = run
         if old not in (None, run):
-            self._unfreed.clear()
+            self._unfreed = {block: None for block in self._unfreed if self._shard_of(block) != shard}
             self._executor.submit(self._remove_run, old)
 
     async def free(self, blocks: Sequence[int]) -> None:
-        if self._run is not None:
-            self._unfreed.update(dict.fromkeys(blocks))
-            await self._free_pending(self._run)
+        self._unfreed.update(dict.fromkeys(block for block in blocks if self._shard_of(block) in self._runs))
+        await self._free_pending()
 
     async def inventory(self) -> list[int]:
         """Raises ConnectionLostError if the master's HTTP port cannot be asked."""
-        run = self._run
-        if run is None:
-            return []  # never registered: it holds no blocks
-        return await self._do(lambda: self._held(run))
+        runs = list(self._runs.values())  # none: it never registered and holds no blocks
+        return [block for run in runs for block in await self._do(partial(self._held, run))]
 
     def stats(self) -> UnitStats:
         """Sampled about once a second."""
@@ -132,9 +133,9 @@ class MooncakeStore(UnitStore):
         while True:
             await asyncio.sleep(_WATCH_S)
             await self._look()
-            if self._run is not None and self._reachable:
-                await self._free_pending(self._run)
-                await self._sample(self._run, count_blocks=count % _COUNT_EVERY == 0)
+            if self._runs and self._reachable:
+                await self._free_pending()
+                await self._sample(count_blocks=count % _COUNT_EVERY == 0)
                 count += 1
 
     async def _look(self) -> None:
@@ -195,18 +196,27 @@ class MooncakeStore(UnitStore):
             self._context.log("the segment did not come back; mounting a new one")
             await self._do(self._remount)
 
-    async def _free_pending(self, run: str) -> None:
-        blocks, self._unfreed = list(self._unfreed), {}
-        left = await self._do(lambda: self._store.remove_blocks(run, blocks))
-        self._unfreed.update(dict.fromkeys(left))  # another one by now, if two of these overlap
+    def _shard_of(self, block: int) -> int:
+        return shard_of_block(block, self._context.shards)
 
-    async def _sample(self, run: str, *, count_blocks: bool) -> None:
+    async def _free_pending(self) -> None:
+        blocks: dict[int, list[int]] = {}
+        for block in self._unfreed:
+            blocks.setdefault(self._shard_of(block), []).append(block)
+        self._unfreed = {}
+        for shard, those in blocks.items():
+            run = self._runs[shard]
+            left = await self._do(partial(self._store.remove_blocks, run, those))
+            if self._runs[shard] == run:  # else its blocks are removed with their run
+                self._unfreed.update(dict.fromkeys(left))  # another one by now, if two of these overlap
+
+    async def _sample(self, *, count_blocks: bool) -> None:
         try:
             usage = await self._do(lambda: self._admin.segment_usage(self._store.name))
             # Without the sentinel: who waits for a unit to be empty would wait for ever.
             self._used = max(0, usage[0] - self._mark.nbytes) if usage else 0
             if count_blocks:
-                self._blocks = len(await self._do(lambda: self._held(run)))
+                self._blocks = len(await self.inventory())
         except ConnectionLostError as error:
             if not self._complained:
                 self._complained = True
