@@ -31,7 +31,11 @@ ROOT = Path(__file__).resolve().parents[3]
 CAPACITY = 256 * MIB
 
 
-async def eventually(attempt: Callable[[], Awaitable[Any]], errors: type[Exception], timeout_s: float = 30.0) -> Any:
+async def eventually(
+    attempt: Callable[[], Awaitable[Any]],
+    errors: type[Exception] | tuple[type[Exception], ...],
+    timeout_s: float = 30.0,
+) -> Any:
     """The first result of ``attempt`` that is not one of ``errors``."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -66,6 +66,8 @@ class MooncakeStore(UnitStore):
         self._reachable = True
         self._intact = True
         self._lost_at = 0.0
+        self._unwatched = False
+        """Since the latest loss the master did not answer once: it may have restarted again."""
         self._missing_since: float | None = None
         self._closing = False
         self._complained = False
@@ -142,6 +144,7 @@ class MooncakeStore(UnitStore):
         """Is the sentinel still there?"""
         code = (await self._do(lambda: self._store.verify([self._sentinel])))[0]
         reachable = code in (0, codes.GONE)
+        self._unwatched |= not reachable
         if reachable != self._reachable:
             self._reachable = reachable
             self._context.log(
@@ -153,7 +156,7 @@ class MooncakeStore(UnitStore):
                 await self._look_for_leader()
         elif code == codes.GONE and self._is_certain():
             if self._intact:
-                self._intact = False
+                self._intact = self._unwatched = False
                 self._lost_at = asyncio.get_running_loop().time()
                 self._unfreed.clear()
                 self._context.log(
@@ -188,10 +191,12 @@ class MooncakeStore(UnitStore):
 
     async def _recover(self) -> None:
         """Take up a segment that came back, or make a new one: old engines do not mount theirs again."""
-        if await self._do(self._set_sentinel) == 0:
+        code = await self._do(self._set_sentinel)
+        self._unwatched |= code == codes.NOT_REACHED
+        if code == 0:
             self._intact = True
-            # What was stored since the first report was not under watch.
-            self._context.lost()
+            # What was stored since the first report was not under watch. Rows are lost again only if they have to be.
+            (self._context.lost if self._unwatched else self._context.in_doubt)()
         elif asyncio.get_running_loop().time() > self._lost_at + _REMOUNT_S:
             self._context.log("the segment did not come back; mounting a new one")
             await self._do(self._remount)
