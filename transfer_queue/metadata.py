@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -14,6 +15,7 @@ from transfer_queue._html import html_table
 from transfer_queue._kv_meta import KVBatchMeta, as_positions, check_parts, chunk_bounds, same_value, united_info
 from transfer_queue.compat.sample_meta import FieldMeta, ProductionStatus, RowField, Sample, SampleMeta
 from transfer_queue.control.commands import Batch, ColumnGroupLocations
+from transfer_queue.control.puts import did_you_mean
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
@@ -30,6 +32,7 @@ __all__ = [
     "extract_field_schema",
 ]
 
+log = logging.getLogger(__name__)
 Entry: TypeAlias = dict[str, Any]
 """One field of ``BatchMeta.field_schema``: dtype, shape, is_nested, is_non_tensor and perhaps per_sample_shapes."""
 
@@ -295,7 +298,10 @@ class BatchMeta:
         return self._at(positions)
 
     def select_fields(self, field_names: Iterable[str]) -> BatchMeta:
-        """All rows with only these fields; unknown names are ignored."""
+        """All rows with only these fields; unknown names are ignored, with a warning if they resemble a field."""
+        field_names = list(field_names)
+        if hint := did_you_mean([name for name in field_names if name not in self.field_schema], self.field_schema):
+            log.warning("select_fields: these rows have no fields %s%s", field_names, hint)
         part = self._at(range(len(self)))
         part.field_schema = {name: part.field_schema[name] for name in field_names if name in part.field_schema}
         return part

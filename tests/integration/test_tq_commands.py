@@ -113,6 +113,17 @@ def test_reset_drops_named_or_idle_tasks_and_says_how_many(command: Command, row
     assert f"no task 'twoo' has taken rows of partition '{rows}'; did you mean 'two'?" in error
 
 
+def test_a_partition_or_queue_that_does_not_exist_is_no_empty_answer(
+    command: Command, rows: str, tmp_path: Path
+) -> None:
+    there_is_none = f"there is no partition '{rows}s'; did you mean '{rows}'?"
+    assert there_is_none in command("why", f"{rows}s")[0]
+    _, said = command("trace", str(tmp_path / "a.json"), "--seconds", "0", "--partition", f"{rows}s")
+    assert there_is_none in said
+    _, error = command("doctor", "--queue", "nope", code=2)
+    assert "queue nope is not running here" in error
+
+
 HOSTILE = "train\x1b[2J\x9b31m\u202e\r\nerror: [red]forged"
 
 

@@ -171,3 +171,46 @@ def test_names_may_have_slashes_spaces_and_any_letters(queue: Stack, partition: 
     meta = tq.get_client().get_meta([field], 1, part, task_name="t/1 ñ")
     assert tq.get_client().get_data(meta)[field].tolist() == [3]
     tq.kv_clear(key, part)
+
+
+def test_calls_that_would_do_nothing_or_something_else_are_refused_or_said(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = tq.get_client()
+    metadata = client.put(ROWS, partition_id=partition)
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    near = f"{partition[:-1]}-{partition[-1]}"
+
+    def out(**more: torch.Tensor) -> object:
+        return tq.kv_batch_get("a", partition, ["x"], out={"x": torch.zeros(1, 2), **more})
+
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: tq.kv_batch_get("a", near), f"no partition '{near}'; did you mean '{partition}'"),
+        (
+            lambda: client.get_meta(["x"], 1, near, task_name="t", timeout=0.01),
+            f"does not exist.*did you mean '{partition}'",
+        ),
+        (lambda: out(y=torch.zeros(1)), r"out has entries \['y'\], which are not among the fields that are read"),
+        (lambda: tq.kv_batch_put(["a"], partition, {"x": [1]}), r"write TensorDict\(columns, \[1\]\)"),  # type: ignore[arg-type]
+        (lambda: tq.kv_batch_get_by_meta(metadata), "read a BatchMeta with get_data"),  # type: ignore[arg-type]
+        (lambda: client.get_data(tq.kv_put("a", partition, tag={})), "kv_batch_get_by_meta"),  # type: ignore[arg-type]
+    ]
+    for call, words in refused:
+        with pytest.raises(tq.TransferQueueError, match=words):
+            call()
+    last = f"{partition}-last"
+    client.put(ROWS, partition_id=last, is_last=True)
+    assert not caplog.records
+    said: list[tuple[Callable[[], object], str]] = [
+        (lambda: client.put(ROWS, partition_id=last), f"partition '{last}' got rows after a put with is_last=True"),
+        (lambda: client.ack(metadata, "tarin"), f"task 'tarin' had taken no rows of partition '{partition}'"),
+        (lambda: metadata.select_fields(["xx"]), "no fields ['xx']; did you mean 'x'?"),
+        (
+            lambda: client.get_meta(["x"], 1, partition, task_name="u", sampling_config={"dp_rnak": 0}),
+            "sampling_config: no sampler reads all of ['dp_rnak']; did you mean 'dp_rank'?",
+        ),
+    ]
+    for call, words in said:
+        caplog.clear()
+        call()
+        assert words in caplog.text

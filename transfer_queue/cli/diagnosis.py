@@ -70,6 +70,8 @@ def doctor(
     with faults():
         from transfer_queue.cli.doctor import Subject, draw_findings, examine
 
+        if queue is not None or controller is not None:
+            find_queue(queue, controller)  # which refuses a name that does not exist
         findings = examine(Subject(file, root, shared_memory, queue, controller))
         show([finding._asdict() for finding in findings], output, lambda: draw_findings(findings))
     raise typer.Exit(int(any(finding.state == "fail" for finding in findings)))
@@ -97,6 +99,8 @@ def trace(
         import json
 
         from transfer_queue.cli.trace import chrome_trace
+        from transfer_queue.control.commands import ListPartitions
+        from transfer_queue.control.puts import did_you_mean
         from transfer_queue.runtime.tracing import MOST_EVENTS
         from transfer_queue.wire.messages import Trace
 
@@ -121,10 +125,13 @@ def trace(
             except ConnectionLostError as error:
                 raise ConnectionLostError(f"the record is lost: {error}") from None
             record = link.request(Trace()).value
+            names = link.request(ListPartitions("")).value
         found = chrome_trace(record, partition)
         file.write_text(json.dumps(found))
         slices = sum(event["ph"] == "X" for event in found["traceEvents"])
         say(f"{slices} puts, waits, gets and clears in {file}; open it in ui.perfetto.dev")
+        if partition is not None and not slices and partition not in names:
+            say(f"there is no partition {partition!r}{did_you_mean([partition], names)}")
 
 
 def bench(

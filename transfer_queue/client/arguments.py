@@ -145,7 +145,8 @@ def check_metadata(metadata: object) -> BatchMeta:
     from transfer_queue.metadata import BatchMeta
 
     if not isinstance(metadata, BatchMeta):
-        raise InvalidTypeError(f"metadata must be a BatchMeta, not {type(metadata).__name__}")
+        advice = "; read a KVBatchMeta with kv_batch_get_by_meta" if type(metadata).__name__ == "KVBatchMeta" else ""
+        raise InvalidTypeError(f"metadata must be a BatchMeta, not {type(metadata).__name__}{advice}")
     try:
         metadata._check_lengths()
     except InvalidInputError as error:  # its lists may have been changed since it was made

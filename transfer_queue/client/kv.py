@@ -20,18 +20,18 @@ from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
-from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes, request_in_parts, tell_split
+from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes, request_in_parts, tell_of_rows
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
 from transfer_queue.control.puts import name_some
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, KeyNotFoundError, RequestError
+from transfer_queue.metadata import BatchMeta
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from transfer_queue.client.locks import GlobalLock
     from transfer_queue.columns.block import EncodedBlock
-    from transfer_queue.metadata import BatchMeta
 
 __all__ = ["KvOperations", "single_row"]
 
@@ -86,7 +86,9 @@ class KvOperations:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
         keys = check_keys(keys)
         if fields is not None and not _is_tensordict(fields):
-            raise InvalidTypeError(f"fields must be a TensorDict, not {type(fields).__name__}")
+            raise InvalidTypeError(
+                f"fields must be a TensorDict, not {type(fields).__name__}; write TensorDict(columns, [{len(keys)}])"
+            )
         return self._put(keys, partition_id, fields, tags, data_parser, lock)
 
     def _put(
@@ -110,7 +112,7 @@ class KvOperations:
         commit = Commit(partition_id, keys=keys, tags=tags, wait_s=wait_s, lock=number, expects=expects)
 
         def finish(done: Committed) -> KVBatchMeta:
-            tell_split(self._notices, done, partition_id)
+            tell_of_rows(self._notices, done, partition_id)
             return KVBatchMeta(
                 keys=list(keys),
                 tags=done.tags or [{} for _ in keys],
@@ -160,7 +162,8 @@ class KvOperations:
         self, meta: KVBatchMeta, select_fields: Fields, options: ReadOptions = DEFAULT_READ
     ) -> Operation[LoadedBatch, TensorDict]:
         if not isinstance(meta, KVBatchMeta):
-            raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}")
+            advice = "; read a BatchMeta with get_data of the client" if isinstance(meta, BatchMeta) else ""
+            raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}{advice}")
         if not meta.partition_id:
             raise InvalidInputError("meta has no partition_id")
         wanted = _field_names(select_fields)
@@ -176,7 +179,10 @@ class KvOperations:
         drops = self._options.missing_fields == "drop"
         asked = None if drops else wanted
         lookup = Lookup(partition_id, keys=keys, fields=asked, require_ready=True, alike=not drops)
-        batch = await self._engine.lookup(lookup, timeout_s)
+        try:
+            batch = await self._engine.lookup(lookup, timeout_s)
+        except KeyNotFoundError as error:
+            raise KeyNotFoundError(f"{error}{await self._notices.hint(partition_id)}") from None
         fields = [schema.name for schema in batch.fields]
         if wanted is not None and drops:
             self._tell_dropped([name for name in wanted if name not in set(fields)], partition_id)

@@ -42,6 +42,14 @@ class Notices:
         if text:
             log.warning("%s: %s", call, text)
 
+    async def hint(self, partition: str) -> str:
+        """The partition that an unknown one resembles, as the end of a message; empty if there is none."""
+        try:
+            names = _value(await self._engine.request(ListPartitions(""), self._request_s))
+        except TransferQueueError:  # the message is right without it
+            return ""
+        return "" if partition in names else did_you_mean([partition], names)
+
     def _is_first(self, *names: str) -> bool:
         kind = tuple("".join(letter for letter in name if not letter.isdigit()) for name in names)
         first = kind not in self._said

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from transfer_queue import sampler
 from transfer_queue.client.arguments import (
     check_count,
     check_data,
@@ -59,6 +60,7 @@ from transfer_queue.errors import (
     RequestError,
     TransferQueueError,
     UnknownPartitionError,
+    WaitTimeoutError,
 )
 from transfer_queue.metadata import BatchMeta, describe_fields
 
@@ -77,6 +79,9 @@ log = logging.getLogger(__name__)
 EMPTY = Batch(b"")
 _PATIENCE_S = 10.0
 """Time after which a warning names fields that a waiting fetch asks for and no row has."""
+_SAMPLERS = frozenset(sampler.__all__)
+_CONFIG = ("dp_rank", "batch_index", "dp_size", "token_budget", "flush", "version", "seed")
+"""What the samplers of this package read of ``sampling_config``."""
 ROWS_AT_ONCE = 8192
 """Rows that one request clears, tags or acknowledges."""
 
@@ -140,9 +145,17 @@ async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | S
     return Done(done.absent, missing)
 
 
-def tell_split(notices: Notices, done: Batch | Committed, partition: str) -> None:
-    """Warn of a group of rows that came in several puts."""
-    if isinstance(done, Committed) and done.split:
+def tell_of_rows(notices: Notices, done: Batch | Committed, partition: str) -> None:
+    """Warn of a group of rows that came in several puts, and of rows behind the end of their partition."""
+    if not isinstance(done, Committed):
+        return
+    if done.late:
+        notices.warn(
+            "put after the end",
+            partition,
+            f"partition {partition!r} got rows after a put with is_last=True; streams that have ended do not read them",
+        )
+    if done.split:
         notices.warn(
             "put",
             partition,
@@ -180,7 +193,7 @@ class RowOperations:
             commit = Commit(partition_id, append=rows, wait_s=self._options.put_wait_s, last=is_last)
 
             def inserted(done: Batch | Committed) -> BatchMeta:
-                tell_split(self._notices, done, partition_id)
+                tell_of_rows(self._notices, done, partition_id)
                 return batch_meta(Batch(done.indexes), partition_id)
 
             return Operation(self._engine.put(None, commit, timeout_s=request_s), inserted)
@@ -208,6 +221,10 @@ class RowOperations:
         watch = asyncio.ensure_future(self._watch(fetch)) if fetch.timeout_s > _PATIENCE_S else None
         try:
             return await self._engine.fetch(fetch, self._options.request_s)
+        except WaitTimeoutError as error:
+            if "the partition does not exist" not in str(error):
+                raise
+            raise WaitTimeoutError(f"{error}{await self._notices.hint(fetch.partition)}") from None
         finally:
             if watch is not None:
                 watch.cancel()
@@ -243,6 +260,9 @@ class RowOperations:
         params = {} if options.sampling_config is None else check_params("sampling_config", options.sampling_config)
         if options.token_budget is not None:
             params = {**params, "token_budget": check_count("token_budget", options.token_budget)}
+        known = _CONFIG if self._engine.controller_attributes.get("sampler") in _SAMPLERS else ()
+        if known and (hint := did_you_mean([name for name in params if name not in known], known)):
+            self._notices.warn("sampling_config", options.task_name, f"no sampler reads all of {sorted(params)}{hint}")
         counted_in_tokens = options.batch_size is None and "token_budget" in params
         return Fetch(
             partition_id,
@@ -317,7 +337,7 @@ class RowOperations:
         commit = Commit(partition, append=block.rows, tags=custom_meta, wait_s=self._options.put_wait_s, last=is_last)
 
         def finish(done: Committed) -> BatchMeta:
-            tell_split(self._notices, done, partition)
+            tell_of_rows(self._notices, done, partition)
             status = b"\1" * block.rows
             batch = Batch(done.indexes, block.fields, status, custom_meta or [], lengths=block.lengths)
             return batch_meta(batch, partition)
@@ -384,7 +404,11 @@ class RowOperations:
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
                 command = Acknowledge(partition, task, _indexes_at(metadata, positions))
-                await request_in_parts(self._engine, command, self._options.request_s)
+                if (await request_in_parts(self._engine, command, self._options.request_s)).absent:
+                    text = (
+                        f"task {task!r} had taken no rows of partition {partition!r}; it counts as having consumed them"
+                    )
+                    self._notices.warn("ack", f"{partition} {task}", text)
 
         return Operation(work(), _nothing)
 

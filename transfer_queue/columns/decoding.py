@@ -104,6 +104,10 @@ def decode_into(
     be equal. Rows that lie in a contiguous CPU tensor's shape are copied once. All fields are checked before any is
     written. Raises InvalidInputError naming the field, what it has and what ``out`` has; and as ``decode``.
     """
+    if others := sorted(set(out.keys()) - {schema.name for schema in fields}):
+        raise InvalidInputError(
+            f"out has entries {others}, which are not among the fields that are read; leave them out"
+        )
     assembly = _Assembly(n, "dense", False, allow_pickle)
     direct: list[tuple[torch.Tensor, FieldSchema, list[_Part]]] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []

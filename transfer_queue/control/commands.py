@@ -305,12 +305,14 @@ class Value(Reply, frozen=True, tag=True, omit_defaults=True):
 
 class Committed(Reply, frozen=True, tag=True, omit_defaults=True):
     """``indexes``: i64 bytes in the order of the put. ``ready``: sorted fields ready for all of its rows. ``split``: it
-    continued a group of rows that an earlier put began, where the sampler takes consecutive rows as a group."""
+    continued a group of rows that an earlier put began, where the sampler takes consecutive rows as a group.
+    ``late``: it made rows after a put that was said to make the last ones."""
 
     indexes: bytes
     ready: list[str] = []
     tags: list[dict[str, Any]] | None = None
     split: bool = False
+    late: bool = False
 
 
 class Batch(Reply, frozen=True, tag=True, omit_defaults=True):

@@ -378,7 +378,8 @@ class ControlCore:
         else:
             ready = partition.fields.complete_names(rows)
         tags = partition.tags_at(rows) if command.tags is not None or not fresh else []
-        reply = Committed(partition.encode(rows), ready, tags or None, split)
+        late = put.created > 0 and partition.ended
+        reply = Committed(partition.encode(rows), ready, tags or None, split, late)
         if command.last and not partition.ended:
             partition.end()
         if command.last or (command.tags is not None and not fresh and self.serving.adapter.reads_tags):
@@ -443,13 +444,15 @@ class ControlCore:
         partition = self.state.partitions.get(command.partition)
         positions = np.zeros(0, np.int64) if partition is None else partition.find_indexes(command.indexes)
         positions = np.unique(positions[positions >= 0])
+        absent = False
         if partition is not None and len(positions):
+            absent = command.task not in partition.tasks
             task = partition.task(command.task)
             task.last_fetch = self.state.leases.now
             positions = positions[task.taken[positions] != CONSUMED]
             if len(positions):
                 partition.take(task, compact(positions))
-        return Done()
+        return Done(absent)
 
     def _end_lease(self, partition: Partition, task: Task, lease: Lease) -> None:
         """Rows that are not acknowledged are ready again, each in its place."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.control.commands import Command, Fetch
+from transfer_queue.control.puts import did_you_mean
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -128,6 +129,9 @@ def explain(picture: dict[str, Any], partition: str | None = None) -> list[str]:
     found += [_waits(each) for each in waiters]
     if not waiters:
         found.append("no request is waiting" + ("" if partition is None else f" for partition {partition!r}"))
+        names = [each["name"] for each in picture["partitions"]]
+        if partition is not None and partition not in names:
+            found.append(f"there is no partition {partition!r}{did_you_mean([partition], names)}")
     connected = sum(unit["connected"] for unit in picture["units"])
     if connected < picture["expected_units"]:
         found.append(f"{connected} of {picture['expected_units']} storage units are connected")
