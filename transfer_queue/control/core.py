@@ -364,7 +364,7 @@ class ControlCore:
             self.serving.adopt(partition)
         created = partition.create(put.created, put.new_keys) if put.created else slice(0, 0)
         grouped = put.created > 0 and partition.queueing.group > 1
-        split = grouped and partition.note_groups(created, self.state.log.origin[0])
+        split = grouped and partition.note_groups(created, self.state.log.origin[0], put.known)
         self.state.rows += put.created
         rows = put.place(created)
         fresh = put.created == put.rows

@@ -310,14 +310,21 @@ class Partition:
             self.log.record(RowsCreated(self.name, count, keys))
         return slice(first, first + count)
 
-    def note_groups(self, created: slice, client: int) -> bool:
+    def note_groups(self, created: slice, client: int, known: Ints | None) -> bool:
         """``client`` created rows: is a group of consecutive rows the work of two clients? Not kept over a restart.
 
-        Returns whether these rows continue a group that an earlier put began."""
+        A client takes over a group whose earlier rows are all in its put, as ``known`` positions: they are of one
+        prompt then, whichever process put them first. Returns whether these rows continue a group that an earlier put
+        began."""
         group = self.queueing.group
         first, end = created.start + self.base, created.stop + self.base
-        if first % group and self._group_client not in (0, client) and self.mixed is None:
-            self.mixed = first - first % group
+        if first % group and self._group_client not in (0, client):
+            begun = slice(max(first - first % group - self.base, 0), created.start)
+            earlier = np.flatnonzero(self.alive.array[begun]) + begun.start
+            if known is not None and len(earlier) and bool(np.isin(earlier, known).all()):
+                self._group_client = client
+            elif self.mixed is None:
+                self.mixed = first - first % group
         if end % group and (first % group == 0 or first // group != end // group):
             self._group_client = client
         return bool(first % group)

@@ -115,7 +115,8 @@ class SamplerAdapter:
                 f"{self.name}: the group of rows {partition.mixed} to {partition.mixed + group - 1} of partition "
                 f"{partition.name!r} (counted from 0 as they were created) was begun by one client and continued by "
                 "another, so that it mixes prompts. Create the rows of a group in one put, or let the rows of a prompt "
-                f"share a tag and name it: GRPOGroupNSampler({group}, group_tag=...); then clear the partition"
+                f"share a tag and name it: GRPOGroupNSampler({group}, group_tag=...); a process that replaces another "
+                "one puts the whole group again, by its keys. Then clear the partition"
             )
         self._give_up_stale(partition, subscription, draw)
         if subscription.ready.available < draw.needs:

@@ -346,6 +346,18 @@ def test_groups_that_two_clients_create_row_by_row_are_refused() -> None:
     assert len(rows(core.apply(fetch("p", "x", 2), 0))) == 2
 
 
+def test_a_client_completes_a_group_of_another_only_with_a_put_that_names_its_rows() -> None:
+    core = ControlCore(sampler=GRPOGroupNSampler(4))
+    core.apply(put("p", ["7.0", "7.1"], "x", block=1), 0, client=1)
+    core.apply(put("p", ["7.0", "7.1", "7.2"], "x", block=2), 0, client=2)  # in place of client 1, which died
+    core.apply(put("p", ["7.3"], "x", block=3), 0, client=2)
+    core.apply(put("p", ["8.0"], "x", block=4), 0, client=1)
+    assert rows(core.apply(fetch("p", "x", 4), 0)) == [0, 1, 2, 3]
+    core.apply(put("p", ["7.3", "8.1", "8.2", "8.3"], "x", block=5), 0, client=2)  # without 8.0
+    with pytest.raises(SamplerError, match=r"group of rows 4 to 7 .* puts the whole group again, by its keys"):
+        core.apply(fetch("p", "x", 4), 0)
+
+
 def test_groups_by_a_tag_come_from_any_client_in_any_order() -> None:
     core = ControlCore(sampler=GRPOGroupNSampler(2, group_tag="prompt"))
     for block, prompt in enumerate("abbcca", start=1):
