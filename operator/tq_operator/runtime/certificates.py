@@ -3,15 +3,20 @@
 They are of an issuer of cert-manager, which looks after them, or of a CA that the queue alone has. Then they are made
 when the queue is looked at, and anew when a third of their life is left; the kubelet brings new ones to the pods, whose
 processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
+
+A new CA first joins the old one in what all trust. Once every pod has that, certificates of the new CA replace those of
+the old one, and an hour after the change the old CA is trusted no longer.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from tq_operator.plan.difference import differs, foreign_owner, stamped
 from tq_operator.plan.issued import ISSUED, client_certificate, server_certificate, server_hosts, why_not_issued
@@ -22,6 +27,7 @@ from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.settings import TOKENS_KEY
 from tq_operator.plan.step import PAUSE
 from tq_operator.runtime.cluster import Cluster, ClusterError
+from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.security import namespace_name
 from transfer_queue.launch.certificates import (
     KeyPair,
@@ -37,9 +43,36 @@ __all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "is_goo
 
 AUTHORITY_LIFE = timedelta(days=3650)
 CERTIFICATE_LIFE = timedelta(days=90)
+_SPREAD = timedelta(minutes=3)
+"""Much longer than the kubelet needs to bring a changed Secret to its pods."""
+_OVERLAP = timedelta(hours=1)
+_SINCE = f"{GROUP}/ca-changed"
+"""On Secrets with a certificate: when a new CA joined the old one in them."""
 _CLIENT = "tls-client"
 KEYS = ("ca.crt", "tls.crt", "tls.key")
 """Of a Secret with a certificate: its CA, itself, its key."""
+
+
+@dataclass(frozen=True)
+class _Trust:
+    """The CA of a queue, and those that it replaces."""
+
+    authority: KeyPair
+    old: tuple[bytes, ...] = ()
+    """Certificates of CAs that are still trusted."""
+    since: str = ""
+    """When they were replaced."""
+    spreads: bool = False
+    """Whether pods may not trust the new CA yet, so that certificates of the old ones stay."""
+
+    @property
+    def bundle(self) -> bytes:
+        return b"".join((self.authority.certificate, *self.old))
+
+    def accepts(self, data: Mapping[str, bytes], names: x509.SubjectAlternativeName, now: datetime) -> bool:
+        """Whether a Secret holds a certificate that may stay."""
+        issuers = (self.authority.certificate, *(self.old if self.spreads else ()))
+        return any(is_good({**data, "ca.crt": each}, KeyPair(each, b""), names, now) for each in issuers)
 
 
 class Certificates:
@@ -67,7 +100,7 @@ class Certificates:
         if queue.tls != "operator":
             return problems
         try:
-            authority = self._authority(queue, now)
+            trust = self._trust(queue, self._authority(queue, now), now)
         except ClusterError as error:
             return [*problems, refusal("the Secret of the CA", str(error), "CertificateNotMade")]
         except _UnusableError as error:
@@ -78,7 +111,7 @@ class Certificates:
             wanted_secrets.append((secret, client_names(namespace_name(namespace)), False))
         for secret, names, server in wanted_secrets:
             try:
-                self._keep(queue, secret, authority, names, now, server=server)
+                self._keep(queue, secret, trust, names, now, server=server)
             except _UnusableError as error:
                 problems.append(Problem("CertificateNotMade", str(error)))
             except ClusterError as error:
@@ -132,34 +165,58 @@ class Certificates:
     def _authority(self, queue: Queue, now: datetime) -> KeyPair:
         wanted = self._own(queue, "tls-ca")
         found = self._found(queue, wanted)
-        if found is not None:
-            data = secret_data(found)
-            if not {"ca.crt", "ca.key"} <= data.keys():
-                raise _UnusableError(f"Secret {wanted['metadata']['name']} has no ca.crt and ca.key; delete it")
-            return KeyPair(data["ca.crt"], data["ca.key"])
+        data = secret_data(found) if found is not None else {}
+        pair = KeyPair(data.get("ca.crt", b""), data.get("ca.key", b""))
+        if _signs(pair, now):
+            return pair
         made = new_authority(f"TransferQueue {queue.namespace}/{queue.name}", now, AUTHORITY_LIFE)
         self._write({**wanted, "type": "Opaque"}, {"ca.crt": made.certificate, "ca.key": made.key})
         return made
+
+    def _trust(self, queue: Queue, authority: KeyPair, now: datetime) -> _Trust:
+        """By the Secret of the servers, which has the CAs that are trusted now."""
+        found = self._found(queue, self._own(queue, "tls-server"))
+        text = secret_data(found).get("ca.crt", b"") if found else b""
+        new = x509.load_pem_x509_certificates(authority.certificate)
+        try:
+            there = x509.load_pem_x509_certificates(text) if text else []
+        except ValueError:  # the Secret is made again
+            return _Trust(authority)
+        old = tuple(each.public_bytes(serialization.Encoding.PEM) for each in there if each not in new)
+        if not found or not old:
+            return _Trust(authority)
+        marked = (found["metadata"].get("annotations") or {}).get(_SINCE, "") if there[0] in new else ""
+        since = _time(marked) or now
+        if now - since >= _OVERLAP:
+            return _Trust(authority)
+        return _Trust(authority, old, since.isoformat(), spreads=now - since < _SPREAD)
 
     def _keep(
         self,
         queue: Queue,
         wanted: Manifest,
-        authority: KeyPair,
+        trust: _Trust,
         names: x509.SubjectAlternativeName,
         now: datetime,
         *,
         server: bool,
     ) -> None:
         found = self._found(queue, wanted)
-        if found is not None and is_good(secret_data(found), authority, names, now):
+        data = secret_data(found) if found is not None else {}
+        if marked := {_SINCE: trust.since} if trust.since else {}:
+            metadata = wanted["metadata"]
+            wanted = {**wanted, "metadata": {**metadata, "annotations": {**metadata["annotations"], **marked}}}
+        if trust.accepts(data, names, now):
+            if data["ca.crt"] != trust.bundle:
+                content = {**{key: data[key] for key in KEYS}, "ca.crt": trust.bundle}
+                self._write({**wanted, "type": "kubernetes.io/tls"}, content)
             return
         role = "server" if server else "client"
         try:
-            made = issue(authority, f"transferqueue {role}", names, now, CERTIFICATE_LIFE, server=server)
+            made = issue(trust.authority, f"transferqueue {role}", names, now, CERTIFICATE_LIFE, server=server)
         except ValueError as error:
             raise _UnusableError(f"Secret {queue.child('tls-ca')}: {error}; delete it to have it made anew") from None
-        content = {"ca.crt": authority.certificate, "tls.crt": made.certificate, "tls.key": made.key}
+        content = {"ca.crt": trust.bundle, "tls.crt": made.certificate, "tls.key": made.key}
         self._write({**wanted, "type": "kubernetes.io/tls"}, content)
 
     def _own(self, queue: Queue, part: str) -> Manifest:
@@ -201,6 +258,23 @@ class Certificates:
 
 class _UnusableError(Exception):
     """A Secret stands in the way; the text says what to do."""
+
+
+def _signs(authority: KeyPair, now: datetime) -> bool:
+    """Whether a CA is whole and does not end soon."""
+    try:
+        key = serialization.load_pem_private_key(authority.key, None).public_key()
+        certificate = x509.load_pem_x509_certificate(authority.certificate)
+        return key == certificate.public_key() and not is_due(authority.certificate, now)
+    except (ValueError, TypeError):
+        return False
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
 
 
 def _is_ending(error: ClusterError) -> bool:

@@ -146,6 +146,40 @@ def test_new_connections_use_rotated_certificates_without_a_restart(tmp_path: Pa
         assert servers.controller.process.poll() is None
 
 
+def test_a_new_authority_that_first_joins_the_old_one_refuses_nobody_and_ends_no_call(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old, new = (Authority(folder, folder.name) for folder in folders)
+    both = tmp_path / "both.crt"
+    both.write_bytes(new.ca.read_bytes() + old.ca.read_bytes())
+    # As the operator writes them, one after the other; pods get each a while before or after other pods.
+    steps = [(old, old.ca), (old, both), (new, both), (new, new.ca)]
+
+    def files(role: str, step: int) -> dict[str, Any]:
+        issuer, trusted = steps[step]
+        return {**issuer.issue(f"{role}{step}"), "ca": str(trusted)}
+
+    def replace_files(target: dict[str, Any], source: dict[str, Any]) -> None:
+        for name in ("ca", "key", "certificate"):
+            copy = Path(f"{target[name]}.next")
+            copy.write_bytes(Path(source[name]).read_bytes())
+            os.replace(copy, target[name])
+
+    used = {role: {name: str(tmp_path / f"{role}.{name}") for name in ("ca", "certificate", "key")} for role in "sc"}
+    for role in used:
+        replace_files(used[role], files(role, 0))
+    with running(tmp_path, {"tls": used["s"]}) as servers, servers.client(tls=used["c"]) as kept:
+        for step in range(len(steps)):
+            replace_files(used["s"], files("s", step))
+            for other in {max(0, step - 1), step, min(len(steps) - 1, step + 1)}:
+                put_and_get(servers, tls=files("c", other))
+            assert kept.get_partition_list() == []
+            replace_files(used["c"], files("c", step))
+            assert kept.get_partition_list() == []
+        assert "refused" not in servers.controller.log.read_text()
+
+
 def test_a_token_admits_and_a_wrong_one_is_refused_at_once(with_tokens: Servers, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKENS["a"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from tests.unit.operator.apiserver import MemoryCluster
 from tests.unit.operator.queues import IMAGES, document
 from tests.unit.operator.test_watched import KEY, QUEUES, pod
 from tq_operator.plan.queue import queue_from
+from tq_operator.runtime.certificates import Certificates, secret_data
 from tq_operator.runtime.cluster import ForbiddenError
 from tq_operator.runtime.reconciler import Reconciler
+from transfer_queue.launch.certificates import issued_by
 
 SPEC = "{backend: {simple: {}}, access: {namespaces: ['*']}, security: {tls: {mode: MODE}}}"
 OPERATOR, ISSUER = SPEC.replace("MODE", "operator"), SPEC.replace("MODE", "issuer, issuerRef: {name: ca}")
@@ -96,3 +100,52 @@ def test_a_queue_that_is_gone_leaves_nothing_and_asks_for_what_is_its_own_alone(
     assert cluster.secrets("b") == {"other"}
     assert cluster.asked
     assert all("transferqueue.io/queue=quickstart" in selector for selector in cluster.asked)
+
+
+def test_a_new_ca_joins_the_old_one_before_certificates_change_and_the_old_one_leaves_after_an_hour(
+    cluster: Cluster,
+) -> None:
+    start, minute = datetime(2026, 5, 1, tzinfo=timezone.utc), timedelta(minutes=1)
+    certificates, queue = Certificates(cluster, (), lambda: None), queue_from(document(OPERATOR), "operator")
+    paths = [f"/api/v1/namespaces/rl/secrets/quickstart-tls-{part}" for part in ("server", "client")]
+    paths.append(f"/api/v1/namespaces/a/secrets/{foreign_secret()}")
+    authority = "/api/v1/namespaces/rl/secrets/quickstart-tls-ca"
+
+    def look(now: datetime) -> list[tuple[list[x509.Certificate], bytes]]:
+        """CAs and certificate of each Secret."""
+        assert certificates.look_after(queue, ["a"], now) == []
+        found = [secret_data(cluster.objects[path]) for path in paths]
+        return [(x509.load_pem_x509_certificates(data["ca.crt"]), data["tls.crt"]) for data in found]
+
+    def ca() -> bytes:
+        return secret_data(cluster.objects[authority])["ca.crt"]
+
+    before, old = look(start), ca()
+    cluster.drop(authority)
+    now = start + minute
+    joined, new = look(now), ca()
+    parsed = {name: x509.load_pem_x509_certificate(text) for name, text in (("old", old), ("new", new))}
+    assert [each[0] for each in joined] == 3 * [[parsed["new"], parsed["old"]]]
+    assert [each[1] for each in joined] == [each[1] for each in before], "pods may not trust the new CA yet"
+    assert look(now + 2 * minute) == joined
+
+    changed = look(now + 3 * minute)
+    assert [each[0] for each in changed] == [each[0] for each in joined], "the others may use the old CA yet"
+    assert all(issued_by(certificate, new) for _, certificate in changed)
+    assert look(now + 59 * minute) == changed
+    ended = look(now + 60 * minute)
+    assert [each[0] for each in ended] == 3 * [[parsed["new"]]]
+    assert [each[1] for each in ended] == [each[1] for each in changed]
+
+    # One that is to be distrusted at once.
+    for path in (authority, paths[0]):
+        cluster.drop(path)
+    assert all(len(trusted) == 1 and issued_by(made, ca()) for trusted, made in look(now + 61 * minute))
+    # And one that ends.
+    last, later = ca(), start + timedelta(days=3400)
+    trusted, _ = look(later)[0]
+    assert [x509.load_pem_x509_certificate(each) for each in (ca(), last)] == trusted
+    # Or one that is damaged.
+    damaged = cluster.objects[authority]["data"]
+    cluster.put(authority, {**cluster.objects[authority], "data": {**damaged, "ca.key": damaged["ca.crt"]}})
+    assert all(len(trusted) == 3 and trusted[0] != trusted[1] for trusted, _ in look(later + minute))
