@@ -42,8 +42,8 @@ _ALLOWED: Final = (
 """Fields that the apiserver allocates, replica counts, and marks such as ``kubectl rollout restart`` sets."""
 _UNKNOWN: Final = "before-first-apply"
 """Owner of all fields of an object, including defaults, after its ``managedFields`` were cleared."""
-_KEYS: Final = ("mountPath", "name", "topologyKey")
-"""Fields that identify entries of a list."""
+_KEYS: Final = (("mountPath",), ("port", "protocol"), ("containerPort", "protocol"), ("name",), ("topologyKey",))
+"""Fields that identify entries of a list, as the apiserver has them."""
 
 
 class _Entry(NamedTuple):
@@ -194,12 +194,18 @@ def _overlaid(observed: Any, wanted: Any) -> Any:
 
 def _overlaid_list(observed: list[Any], wanted: list[Any]) -> list[Any]:
     entries = [*observed, *wanted]
-    key = next((key for key in _KEYS if all(isinstance(each, Mapping) and key in each for each in entries)), None)
-    if key is None:
+    if not all(isinstance(each, Mapping) for each in entries):
         return wanted
-    theirs = {entry[key]: entry for entry in observed}
-    ours = {entry[key] for entry in wanted}
+    keys = next((keys for keys in _KEYS if all(keys[0] in each for each in entries)), None)
+    if keys is None:
+        return wanted
+
+    def identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(_value(entry, name) for name in keys)
+
+    theirs = {identity(entry): entry for entry in observed}
+    ours = {identity(entry) for entry in wanted}
     return [
-        *(_overlaid(theirs.get(entry[key]), entry) for entry in wanted),
-        *(entry for entry in observed if entry[key] not in ours),
+        *(_overlaid(theirs.get(identity(entry)), entry) for entry in wanted),
+        *(entry for entry in observed if identity(entry) not in ours),
     ]

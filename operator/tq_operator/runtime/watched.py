@@ -79,7 +79,15 @@ class Watched:
         item = event["object"]
         if event.get("type") == "DELETED":
             return self._end(kind, item)
-        return queues_of(item) if self.put(kind, item) or kind != POD else set()
+        before = self._known_of(kind, item)  # somebody may have changed the annotation that names the queue
+        return before | queues_of(item) if self.put(kind, item) or kind != POD else set()
+
+    def _known_of(self, kind: str, item: Manifest) -> set[Key]:
+        with self._lock:
+            entry = self._kinds[kind].entries.get(key_of(item))
+        if entry is None or entry.queues == {(namespace, label_value(name)) for namespace, name in queues_of(item)}:
+            return set()
+        return queues_of(json.loads(entry.text))
 
     def put(self, kind: str, item: Manifest, *, listed: bool = False) -> bool:
         """Take up an object that the apiserver gave. Whether it says something new."""

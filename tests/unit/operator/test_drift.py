@@ -76,6 +76,15 @@ def test_a_port_under_another_number_is_replaced_in_one_patch() -> None:
     assert patched(wanted, observed)["/spec"]["ports"] == wanted["spec"]["ports"]
 
 
+def test_a_port_under_another_name_is_no_second_port_with_its_number() -> None:
+    """Somebody applied the Service as it is, with one name changed, and so owns its defaults too."""
+    wanted = child("Service")
+    observed = changed(wanted, nested(("spec", "sessionAffinity"), {}))
+    observed["spec"]["ports"][0]["name"] += "x"
+    observed["spec"]["sessionAffinity"] = "None"
+    assert patched(wanted, observed)["/spec"]["ports"] == wanted["spec"]["ports"]
+
+
 @pytest.mark.parametrize(
     ("fields", "owner", "found"),
     [

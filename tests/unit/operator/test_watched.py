@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.unit.operator.apiserver import MemoryCluster
 from tests.unit.operator.queues import IMAGES, document
-from tq_operator.plan.names import labels
+from tq_operator.plan.names import QUEUE_ANNOTATION, labels
 from tq_operator.runtime.cluster import CHILD_KINDS, POD
 from tq_operator.runtime.reconciler import Reconciler
 from tq_operator.runtime.watched import Watched
@@ -117,6 +117,20 @@ def test_a_child_that_is_deleted_or_changed_is_mended(world: World) -> None:
     assert world.watch() == {KEY}
     assert world.look() == ["GET transferqueues", "PATCH deployments"]
     assert world.cluster.objects[f"{DEPLOYMENTS}/quickstart-controller"]["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("value", ["other", None])
+def test_a_child_whose_annotation_names_another_queue_is_news_for_its_own(world: World, value: str | None) -> None:
+    world.look()
+    world.watch()
+    path = f"{DEPLOYMENTS}/quickstart-controller"
+    changed = world.cluster.objects[path]
+    annotations = {**changed["metadata"]["annotations"], QUEUE_ANNOTATION: value}
+    kept = {name: text for name, text in annotations.items() if text is not None}
+    world.cluster.put(path, {**changed, "metadata": {**changed["metadata"], "annotations": kept}})
+    assert KEY in world.watch()
+    assert "PATCH deployments" in world.look()
+    assert world.cluster.objects[path]["metadata"]["annotations"][QUEUE_ANNOTATION] == "quickstart"
 
 
 def test_a_deletion_that_no_watch_told_of_is_seen_by_the_next_list(world: World) -> None:
