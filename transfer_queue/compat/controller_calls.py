@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.client.client import Client
+from transfer_queue.compat.partition_snapshot import PartitionSnapshot, snapshot
 from transfer_queue.compat.server_info import Role, ZMQServerInfo, attach_config, server_info
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CALLS = (
     "store_config",
     "start_metrics",
     "list_partitions",
+    "get_partition_snapshot",
     "get_metadata",
     "get_production_status",
     "get_consumption_status",
@@ -65,6 +67,10 @@ class ControllerCalls(ABC):
     def list_partitions(self) -> list[str]:
         """Names in the order of creation."""
         return self._own_client().get_partition_list()
+
+    def get_partition_snapshot(self, partition_id: str) -> PartitionSnapshot | None:
+        """Return rows, keys, tags and states of a partition; None if there is no such partition."""
+        return snapshot(self._own_client(), partition_id)
 
     def get_metadata(
         self,
