@@ -52,16 +52,24 @@ class ArenaFile:
 
     ``path``: where; None: a new name under /dev/shm. It should be on tmpfs. ``keep``: the file outlives this object,
     and an arena that is there is taken as it is. ``reserve``: all of it gets its place on the disk now, so that no
-    write meets a full one. Raises StartError, naming the path, if it cannot be created, is in use, is no arena or
-    another user's, or its file system has too little room.
+    write meets a full one. ``unnamed``: the file has no name, so that nothing of it is left when this process and all
+    that map it are gone, however they end; ``path`` leads to it while this process lives. Raises StartError, naming the
+    path, if it cannot be created, is in use, is no arena or another user's, or its file system has too little room.
     """
 
     def __init__(
-        self, capacity: int, path: str | os.PathLike[str] | None = None, *, keep: bool = False, reserve: bool = False
+        self,
+        capacity: int,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        keep: bool = False,
+        reserve: bool = False,
+        unnamed: bool = False,
     ) -> None:
         if capacity < 1:
             raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
         self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)
+        self._unnamed = unnamed
         self.capacity = capacity
         self.nbytes = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
         """Bytes of the file."""
@@ -112,6 +120,12 @@ class ArenaFile:
         return handle
 
     def _create(self) -> int:
+        if self._unnamed:
+            handle = os.memfd_create("tq-arena", os.MFD_CLOEXEC)
+            self.path = Path(f"/proc/{os.getpid()}/fd/{handle}")
+            take_lock(handle, UNIT_LOCK)
+            self._make(handle)
+            return handle
         try:
             self._check_room()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -166,7 +180,7 @@ class ArenaFile:
             ) from None
 
     def _discard(self) -> None:
-        if self.is_new:
+        if self.is_new and not self._unnamed:
             self.path.unlink(missing_ok=True)
         os.close(self.descriptor)
         self.descriptor = -1
@@ -234,7 +248,7 @@ class ArenaFile:
             drop_lock(self.descriptor, UNIT_LOCK)  # views keep the map, and the map keeps the open file
             os.close(self.descriptor)
             self.descriptor = -1
-            if not self._keep:
+            if not (self._keep or self._unnamed):
                 self.path.unlink(missing_ok=True)
 
 

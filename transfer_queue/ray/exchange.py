@@ -1,0 +1,181 @@
+"""Blocks between processes that have no queue in common: each serves those that it stored, and reads those of others.
+
+A process that stores blocks runs a storage unit of the memory backend within itself, over memory without a name: what
+it stored ends with it, however it ends, but for what readers still map.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+
+from transfer_queue.client.io import close_in_forked_children, shared_io
+from transfer_queue.columns.block import EncodedBlock
+from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.security import PeerSecurity, ServerSecurity
+from transfer_queue.errors import ConfigError, RequestError
+from transfer_queue.runtime.block_server import BlockServer
+from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.secret import new_secret
+from transfer_queue.runtime.tls import Credentials
+from transfer_queue.storage.base import BackendContext, BlockRead, Fetched, StoreContext, UnitInfo
+from transfer_queue.storage.memory.arena import ArenaFile
+from transfer_queue.storage.memory.client import MemoryBackend
+from transfer_queue.storage.memory.unit import MemoryStore
+from transfer_queue.wire.messages import Envelope, Hello, UnitReply
+
+__all__ = ["CAPACITY_VARIABLE", "Exchange", "Place"]
+
+CAPACITY_VARIABLE = "TQ_RAY_CAPACITY"
+"""Most bytes that a process holds for others."""
+_SHARE = 0.3
+"""Of the machine's memory, without the variable. Only memory that was once used counts against the machine."""
+_DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
+_HEARTBEAT_S, _TIMEOUT_S = 2.0, 60.0
+_CONNECT_S = 10.0
+_CALL_S = 600.0
+
+
+class Place(NamedTuple):
+    """Where a block is: the process that holds it and what proves that a reader may have it."""
+
+    address: str
+    secret: str
+    block: int
+    nbytes: int
+
+
+class Exchange:
+    """The blocks of this process, and its connections to others. Methods may be called from any thread.
+
+    ``host``: the address that other processes reach this one by.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._io = shared_io()
+        self._keepalive = Keepalive(_HEARTBEAT_S, _TIMEOUT_S)
+        self._name = f"process {os.getpid()}"
+        self._secrets: dict[str, str] = {}
+        self._units: dict[str, UnitInfo] = {}
+        self._writer = 1 + secrets.randbelow((1 << 30) - 1)
+        self._blocks = itertools.count((self._writer << 32) + 1)
+        self._connections: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._store: MemoryStore | None = None
+        self._server: BlockServer | None = None
+        self._backend = MemoryBackend(
+            BackendContext(self._name, self._writer, "", {}, self._connect, self._io.run_copy)
+        )
+        close_in_forked_children(self)
+
+    # ---------------------------------------------------------------------------------------------------------- calls
+
+    def put(self, block: EncodedBlock) -> Place:
+        """Store a block here. Raises CapacityError, ConfigError, StartError."""
+        return self._io.wait(self._put(block), _CALL_S)
+
+    def get(self, place: Place) -> Fetched:
+        """Read a block, of this process or another.
+
+        Raises ConnectionLostError if its process is gone or cannot be reached, StorageKeyNotFoundError if it was
+        freed.
+        """
+        return self._io.wait(self._get(place), _CALL_S)
+
+    def free(self, block: int) -> None:
+        """Drop a block of this process; returns at once. Its memory is used again when no reader uses it."""
+        self._io.loop.call_soon_threadsafe(self._free, block)
+
+    def usage(self) -> tuple[int, int]:
+        """(bytes, blocks) that this process holds."""
+        store = self._store
+        if store is None:
+            return 0, 0
+        stats = store.stats()
+        return stats.used, stats.blocks
+
+    # -------------------------------------------------------------------------------------------------- on the I/O loop
+
+    async def _put(self, block: EncodedBlock) -> Place:
+        server = await self._serving()
+        number = next(self._blocks)
+        await self._backend.put(block, number, self._unit(server.address), wait_s=0.0)
+        return Place(server.address, self._secrets[server.address], number, block.nbytes)
+
+    async def _get(self, place: Place) -> Fetched:
+        self._secrets[place.address] = place.secret  # a process that has ended may have had the same address
+        read = BlockRead(self._unit(place.address), place.block, nbytes=place.nbytes)
+        return await self._backend.get([read], timeout_s=_TIMEOUT_S + place.nbytes / 10e6)
+
+    def _free(self, block: int) -> None:
+        if self._store is not None:
+            self._io.loop.create_task(self._store.free([block]))
+
+    def _unit(self, address: str) -> UnitInfo:
+        return self._units.setdefault(address, UnitInfo(len(self._units), f"at {address}", address, 0))
+
+    async def _serving(self) -> BlockServer:
+        """The storage unit within this process, started at the first put."""
+        if self._server is None:
+            secret = new_secret()
+            context = StoreContext(self._name, _capacity(), {}, "/dev/shm")
+            store = MemoryStore(context, ArenaFile(context.capacity, unnamed=True))
+            server = BlockServer(store, self._keepalive, lambda blocks: None)
+            await server.listen(self._host, 0, self._host, ServerSecurity(secret=secret))
+            self._secrets[server.address] = secret
+            self._store, self._server = store, server
+        return self._server
+
+    async def _connect(self, address: str) -> Connection:
+        connection = await connect(
+            address,
+            Hello("client", self._name, writer=self._writer),
+            self,
+            _DECODER,
+            self._keepalive,
+            what="process",
+            timeout_s=_CONNECT_S,
+            credentials=Credentials(PeerSecurity(secret=self._secrets[address])),
+        )
+        self._connections.add(connection)
+        return connection
+
+    # -------------------------------------------------------------------------------------------- Endpoint, ForkHandler
+
+    def on_request(
+        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
+    ) -> None:
+        connection.abort("a reader serves no requests")
+
+    def on_notice(self, connection: Connection, body: Any) -> None: ...
+
+    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
+        raise RequestError("a reader takes no payload but in replies")
+
+    def on_lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._backend.release_lost()
+
+    def descriptors(self) -> list[int]:
+        served = () if self._server is None else self._server.connections
+        return [number for each in (*self._connections, *served) if (number := each.fileno()) >= 0]
+
+    def abandon_in_child(self) -> None:
+        self._backend.abandon_in_child()
+
+
+def _capacity() -> int:
+    text = os.environ.get(CAPACITY_VARIABLE)
+    if not text:
+        return int(psutil.virtual_memory().total * _SHARE)
+    try:
+        return int(Quantity(text))
+    except ValueError as error:
+        raise ConfigError(f"environment variable {CAPACITY_VARIABLE}: {error}") from None
