@@ -99,7 +99,7 @@ class BlockServer(Server):
 
     def _reply(self, connection: Connection, request: int, body: Any, started: float, answer: Served) -> None:
         connection.reply(request, answer.reply, answer.payload, answer.sent)
-        self.counters.served(body, perf_counter() - started, answer.payload)
+        self.counters.served(body, perf_counter() - started, answer.reply, answer.payload)
 
     def _fail(self, connection: Connection, request: int, body: Any, started: float, error: Exception) -> None:
         connection.fail(request, error)

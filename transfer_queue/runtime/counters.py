@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transfer_queue.control.commands import Batch, Command, Committed, Fetch, Reply
-from transfer_queue.wire.messages import Alloc, Put
+from transfer_queue.wire.messages import Alloc, Extents, Put
 
 __all__ = ["BOUNDS_S", "ControllerCounters", "Histogram", "RequestCounters", "UnitCounters"]
 
@@ -86,14 +86,15 @@ class ControllerCounters:
 
 
 class UnitCounters:
-    """The counters of a storage unit that serves clients itself. Bytes that clients move through shared memory are not
-    among those received and sent."""
+    """The counters of a storage unit that serves clients itself. Bytes that clients read in place, in memory that they
+    share with the unit, are opened and not sent; those that they write there are stored and not received."""
 
     def __init__(self) -> None:
         self.requests = RequestCounters()
         self.bytes_stored = 0
         self.bytes_received = 0
         self.bytes_sent = 0
+        self.bytes_opened = 0
 
     def received(self, message: Any, nbytes: int) -> None:
         """The payload of a request is coming."""
@@ -101,8 +102,10 @@ class UnitCounters:
         if isinstance(message, Put):
             self.bytes_stored += nbytes
 
-    def served(self, message: Any, seconds: float, payload: Sequence[Any]) -> None:
+    def served(self, message: Any, seconds: float, reply: Any, payload: Sequence[Any]) -> None:
         self.requests.count(type(message), seconds, False)
+        if isinstance(reply, Extents) and reply.lease:
+            self.bytes_opened += sum(nbytes for _, nbytes in reply.extents)
         for part in payload:
             self.bytes_sent += memoryview(part).nbytes
         if isinstance(message, Alloc):
