@@ -62,7 +62,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._marks: list[float] = []
-        copy_into, waited = device._CudaBytes.copy_into, device.complete_on
+        copy_into, waited = device.CudaBytes.copy_into, device.complete_on
 
         def timed_copy(self: Any, target: Bytes) -> None:
             spans.mark()
@@ -77,7 +77,7 @@ class Spans:
             spans.mark()
 
         spans = self
-        device._CudaBytes.copy_into = timed_copy  # type: ignore[method-assign]
+        device.CudaBytes.copy_into = timed_copy  # type: ignore[method-assign]
         device.complete_on = timed_wait
 
     def mark(self) -> None:

@@ -6,7 +6,7 @@ called. Each function has an ``async_`` twin that may be awaited from any event 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import Device, Layout, Out
@@ -96,6 +96,7 @@ async def async_kv_put(
     data_parser: DataParser | None = None,
     *,
     lock: GlobalLock | None = None,
+    placement: Literal["host", "device"] = "host",
 ) -> KVBatchMeta:
     """Create or update one row.
 
@@ -107,6 +108,8 @@ async def async_kv_put(
         tag: Merged shallowly into the row's tag.
         data_parser: Gets the fields as columns and returns the same fields.
         lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
+        placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as there
+            is room and this process lives.
 
     Returns:
         The key with its merged tag, and the sorted names of the fields that are ready.
@@ -120,7 +123,7 @@ async def async_kv_put(
         >>> meta = await tq.async_kv_put("a", "train", {"tokens": torch.arange(7)}, tag={"status": "finished"})
     """
     client = current_client()
-    return await client.async_run(client.kv.put_one, key, partition_id, fields, tag, data_parser, lock)
+    return await client.async_run(client.kv.put_one, key, partition_id, fields, tag, data_parser, lock, placement)
 
 
 kv_put = blocking(async_kv_put)
@@ -134,6 +137,7 @@ async def async_kv_batch_put(
     data_parser: DataParser | None = None,
     *,
     lock: GlobalLock | None = None,
+    placement: Literal["host", "device"] = "host",
 ) -> KVBatchMeta:
     """Create or update the rows of ``keys``, all or nothing.
 
@@ -144,6 +148,8 @@ async def async_kv_batch_put(
         tags: A dict for each key, merged shallowly into the row's tag.
         data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
         lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
+        placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as there
+            is room and this process lives.
 
     Returns:
         The keys with their merged tags and the sorted names of all fields ready for every one of them.
@@ -160,7 +166,7 @@ async def async_kv_batch_put(
         ['reward', 'tokens']
     """
     client = current_client()
-    return await client.async_run(client.kv.put, keys, partition_id, fields, tags, data_parser, lock)
+    return await client.async_run(client.kv.put, keys, partition_id, fields, tags, data_parser, lock, placement)
 
 
 kv_batch_put = blocking(async_kv_batch_put)

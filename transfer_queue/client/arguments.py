@@ -25,6 +25,7 @@ __all__ = [
     "check_metadata",
     "check_params",
     "check_partition",
+    "check_placement",
     "check_seconds",
     "check_tags",
     "check_text",
@@ -46,6 +47,22 @@ def check_partition(partition_id: object) -> str:
     if not text:
         raise InvalidInputError("partition_id must not be empty")
     return text
+
+
+def check_placement(placement: object) -> bool:
+    """Whether a put is to stay on the GPU. Raises InvalidInputError for another word, and where there is no GPU."""
+    if placement == "host":
+        return False
+    if placement != "device":
+        raise InvalidInputError(f"placement must be 'host' or 'device', not {placement!r}")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidInputError(
+            "placement 'device': torch finds no CUDA device here; leave placement out, or install a CUDA build of "
+            "torch on a machine with a GPU"
+        )
+    return True
 
 
 def check_keys(keys: object) -> list[str]:

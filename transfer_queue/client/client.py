@@ -256,6 +256,7 @@ class AsyncClient:
         *,
         custom_meta: list[dict[str, Any]] | None = None,
         is_last: bool = False,
+        placement: Literal["host", "device"] = "host",
     ) -> BatchMeta:
         """Write rows: append them to a partition, or add fields to existing rows. All or nothing in a partition.
 
@@ -268,6 +269,8 @@ class AsyncClient:
             custom_meta: A dict for each row, merged into its tag when the rows become ready.
             is_last: The partition gets no rows after these: ``async_check_production_completed`` reports it, and
                 streaming datasets end.
+            placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as
+                there is room and this process lives.
 
         Returns:
             ``metadata`` with the written fields added and all rows ready, or without it the metadata of the new rows.
@@ -283,7 +286,9 @@ class AsyncClient:
             >>> scores = TensorDict({"score": torch.tensor([0.5, 1.0])}, batch_size=[2])
             >>> meta = await client.async_put(scores, meta)
         """
-        return await self.async_run(self.rows.put, data, metadata, partition_id, data_parser, custom_meta, is_last)
+        return await self.async_run(
+            self.rows.put, data, metadata, partition_id, data_parser, custom_meta, is_last, placement
+        )
 
     async def async_get_data(
         self,

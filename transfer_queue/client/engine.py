@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from transfer_queue.backoff import chance
+from transfer_queue.client.device_unit import DeviceUnits
 from transfer_queue.client.io import close_in_forked_children
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
@@ -25,6 +27,7 @@ from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
     DataLostError,
+    InvalidInputError,
     RequestError,
     StorageKeyNotFoundError,
     TransferQueueError,
@@ -37,6 +40,8 @@ from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
 
 __all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _UNIT_DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
@@ -64,7 +69,9 @@ class Engine:
     ) -> None:
         """Raises ConfigError for files of ``security``. ``shard``: see ControllerSession. ``target``: the expected
         queue."""
-        self._credentials = Credentials(security or PeerSecurity(), target)
+        security = security or PeerSecurity()
+        self._credentials = Credentials(security, target)
+        self._device_units = DeviceUnits(addresses, security, run_copy)
         self._scopes: dict[int, str] = {}
         self._client_id = client_id
         self._run_copy = run_copy
@@ -104,6 +111,7 @@ class Engine:
     async def close(self) -> None:
         """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
         try:
+            await self._device_units.close()
             if self._backend is not None:
                 await self._backend.close()
         finally:
@@ -172,16 +180,20 @@ class Engine:
 
     # -------------------------------------------------------------------------------------------------------------- put
 
-    async def put(self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float) -> Committed:
+    async def put(
+        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, on_device: bool = False
+    ) -> Committed:
         """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
 
         Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
-        is stored. Raises CapacityError, ConnectionLostError, and what the controller refuses.
+        is stored. ``on_device``: on the GPU of its tensors if there is room, otherwise on storage units as ever.
+        Raises CapacityError, ConnectionLostError, and what the controller refuses.
         """
         if block is None or not block.fields:
             return await self._commit(commit, [], timeout_s)
         for attempt in itertools.count(1):
-            refs = await self._store(block, commit.wait_s, commit.partition)
+            refs = await self._store_on_device(block) if on_device else []
+            refs = refs or await self._store(block, commit.wait_s, commit.partition)
             filled = msgspec.structs.replace(
                 commit, fields=block.fields, blocks=[ref for ref, _ in refs], lengths=block.lengths
             )
@@ -207,13 +219,32 @@ class Engine:
         try:
             reply = await self._session.request(commit, commit.wait_s + timeout_s)
         except (ConnectionLostError, WaitTimeoutError):
-            raise  # perhaps committed; blocks that are not go with this writer's session
+            # Perhaps committed; blocks that are not go with this writer's session, or when the controller says so.
+            self._device_units.doubt([ref for ref, _ in refs])
+            raise
         except TransferQueueError:
             await self._discard(refs)
             raise
         assert isinstance(reply, Committed)
         self.settle([refs])
         return reply
+
+    async def _store_on_device(self, block: EncodedBlock) -> list[tuple[BlockRef, UnitInfo]]:
+        """Store a block on the GPU of its tensors; nothing if there is no room. Raises InvalidInputError."""
+        backend = await self._ready_backend()
+        if self.backend_kind != "simple" or self.shard is not None:
+            what = "several controllers" if self.shard is not None else f"the backend {self.backend_kind}"
+            raise InvalidInputError(
+                f"placement 'device' does not work in a queue with {what}; leave placement out, or use the backend "
+                "simple and one controller"
+            )
+        number = (self._backend_writer << 32) | next(self._counter)
+        assert backend.capabilities.tracks_writers
+        try:
+            return [await self._device_units.put(block, number, self._session.local_host)]
+        except CapacityError as error:
+            log.info("a put goes to storage units of the host: %s", error)
+            return []
 
     async def _store(self, block: EncodedBlock, wait_s: float, scope: str) -> list[tuple[BlockRef, UnitInfo]]:
         """Store a block on a unit, or in parts by rows on several units if no unit has room for all of it.
@@ -312,7 +343,7 @@ class Engine:
 
     async def _discard(self, refs: Sequence[tuple[BlockRef, UnitInfo]]) -> None:
         for ref, info in refs:
-            if self._backend is not None:
+            if not await self._device_units.discard(ref.block, info.unit) and self._backend is not None:
                 await self._backend.discard(ref.block, info)
             self._session.settled(ref.block)
 

@@ -11,6 +11,7 @@ from transfer_queue.client.arguments import (
     check_flag,
     check_keys,
     check_partition,
+    check_placement,
     check_tags,
     check_text,
 )
@@ -63,6 +64,7 @@ class KvOperations:
         tag: Tag | None,
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
+        placement: str = "host",
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tag is None:
             raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
@@ -70,7 +72,8 @@ class KvOperations:
             fields = single_row(fields)
         elif fields is not None and not _is_tensordict(fields):
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
-        return self._put(check_keys([key]), partition_id, fields, None if tag is None else [tag], data_parser, lock)
+        tags = None if tag is None else [tag]
+        return self._put(check_keys([key]), partition_id, fields, tags, data_parser, lock, placement=placement)
 
     @spanned("put")
     def put(
@@ -81,6 +84,7 @@ class KvOperations:
         tags: list[Tag] | None,
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
+        placement: str = "host",
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tags is None:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
@@ -89,7 +93,7 @@ class KvOperations:
             raise InvalidTypeError(
                 f"fields must be a TensorDict, not {type(fields).__name__}; write TensorDict(columns, [{len(keys)}])"
             )
-        return self._put(keys, partition_id, fields, tags, data_parser, lock)
+        return self._put(keys, partition_id, fields, tags, data_parser, lock, placement=placement)
 
     def _put(
         self,
@@ -100,8 +104,10 @@ class KvOperations:
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
         expects: dict[str, int] | None = None,
+        placement: str = "host",
     ) -> Operation[Committed, KVBatchMeta]:
         check_partition(partition_id)
+        on_device = check_placement(placement)
         if len(set(keys)) != len(keys):
             raise InvalidInputError(f"Got duplicated keys: {sorted(repeated(keys))[:5]}")
         if tags is not None:
@@ -121,7 +127,7 @@ class KvOperations:
                 extra_info={},
             )
 
-        store = self._engine.put(block, commit, timeout_s=self._options.request_s)
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s, on_device=on_device)
         nbytes = 0 if block is None else block.nbytes
         return Operation(store, finish, nbytes, span=lambda: {"partition": partition_id})
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.errors import CapacityError
-from transfer_queue.storage.base import UnitInfo
+from transfer_queue.storage.base import DEVICE, UnitInfo
 
 __all__ = ["Placement"]
 
@@ -22,11 +22,14 @@ class Placement:
 
     def __init__(self, seed: int) -> None:
         self._units: dict[int, UnitInfo] = {}
+        self._writable: list[UnitInfo] = []
         self._turn = seed
         self._run_bytes = 0
 
     def update(self, units: Sequence[UnitInfo]) -> None:
         self._units = {info.unit: info for info in units}
+        # What lies on a GPU is put there by that GPU's process alone.
+        self._writable = [info for info in units if not info.draining and DEVICE not in info.attributes]
 
     def get(self, unit: int) -> UnitInfo | None:
         """A unit by number, also one that takes no new blocks."""
@@ -35,11 +38,11 @@ class Placement:
     @property
     def writable_units(self) -> int:
         """Number of units that accept new blocks."""
-        return sum(not info.draining for info in self._units.values())
+        return len(self._writable)
 
     def candidates(self, nbytes: int) -> list[UnitInfo]:
         """Units that could ever hold a block of ``nbytes``, in the order to try."""
-        fitting = [info for info in self._units.values() if not info.draining and info.capacity >= nbytes]
+        fitting = [info for info in self._writable if info.capacity >= nbytes]
         if not fitting:
             return []
         self._run_bytes += nbytes
@@ -55,7 +58,7 @@ class Placement:
 
     def check_rows(self, block: EncodedBlock) -> None:
         """Raises CapacityError for a row that exceeds the capacity of every unit."""
-        most = max((info.capacity for info in self._units.values()), default=0)
+        most = max((info.capacity for info in self._units.values() if DEVICE not in info.attributes), default=0)
         if not most or block.nbytes <= most:
             return
         if block.rows == 1:
@@ -72,7 +75,7 @@ class Placement:
 
         Raises CapacityError if all units together could not hold it.
         """
-        capacities = [info.capacity for info in self._units.values() if not info.draining]
+        capacities = [info.capacity for info in self._writable]
         if not capacities:
             raise CapacityError("there is no storage capacity: no storage unit is registered with the controller")
         if nbytes > sum(capacities):

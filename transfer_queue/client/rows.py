@@ -23,6 +23,7 @@ from transfer_queue.client.arguments import (
     check_metadata,
     check_params,
     check_partition,
+    check_placement,
     check_seconds,
     check_tags,
     check_text,
@@ -317,8 +318,10 @@ class RowOperations:
         data_parser: DataParser | None,
         custom_meta: list[dict[str, Any]] | None,
         is_last: bool,
+        placement: str = "host",
     ) -> Operation[Any, BatchMeta]:
         check_data("data", data)
+        on_device = check_placement(placement)
         if check_flag("is_last", is_last) and metadata is not None:
             raise InvalidInputError("is_last goes with new rows only: give partition_id and no metadata")
         if metadata is not None:
@@ -329,7 +332,8 @@ class RowOperations:
                     f"partition_id {partition_id!r} is not where the rows of metadata are ({name_some(others)}); leave "
                     "it out to write to those rows, or leave metadata out for new ones"
                 )
-            return self._put_to(metadata, self._encode(data, data_parser, custom_meta, len(metadata)), custom_meta)
+            block = self._encode(data, data_parser, custom_meta, len(metadata))
+            return self._put_to(metadata, block, custom_meta, on_device)
         if partition_id is None:
             raise InvalidInputError("partition_id must be provided when there is no metadata")
         partition = check_partition(partition_id)
@@ -342,7 +346,7 @@ class RowOperations:
             batch = Batch(done.indexes, block.fields, status, custom_meta or [], lengths=block.lengths)
             return batch_meta(batch, partition)
 
-        store = self._engine.put(block, commit, timeout_s=self._options.request_s)
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s, on_device=on_device)
         return Operation(store, finish, block.nbytes, span=lambda: {"partition": partition})
 
     def _encode(
@@ -365,7 +369,7 @@ class RowOperations:
         return block
 
     def _put_to(
-        self, metadata: BatchMeta, block: EncodedBlock, custom_meta: list[dict[str, Any]] | None
+        self, metadata: BatchMeta, block: EncodedBlock, custom_meta: list[dict[str, Any]] | None, on_device: bool
     ) -> Operation[None, BatchMeta]:
         row_tags = _tags_of(metadata, custom_meta)
 
@@ -375,7 +379,7 @@ class RowOperations:
                 part = block if len(positions) == block.rows else block.select(None, positions)
                 tags = None if row_tags is None else [row_tags[at] for at in positions.tolist()]
                 commit = Commit(partition, indexes=indexes, tags=tags, wait_s=self._options.put_wait_s)
-                await self._engine.put(part, commit, timeout_s=self._options.request_s)
+                await self._engine.put(part, commit, timeout_s=self._options.request_s, on_device=on_device)
 
         def finish(done: None) -> BatchMeta:
             metadata.field_schema.update(describe_fields(block.fields, block.rows, block.lengths))

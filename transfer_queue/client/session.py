@@ -103,6 +103,11 @@ class ControllerSession:
     def _what(self) -> str:
         return "controller" if self.shard is None else f"controller shard {self.shard.number}"
 
+    @property
+    def local_host(self) -> str:
+        """The address by which this process reaches the controller."""
+        return (self._connection.local_host if self._connection is not None else "") or "127.0.0.1"
+
     def connections(self) -> list[Connection]:
         return [] if self._connection is None else [self._connection]
 

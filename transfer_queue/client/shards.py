@@ -73,10 +73,12 @@ class ShardedEngine:
     async def fetch(self, command: Fetch, timeout_s: float) -> Batch:
         return await self._of(command).fetch(command, timeout_s)
 
-    async def put(self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float) -> Committed:
+    async def put(
+        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, on_device: bool = False
+    ) -> Committed:
         engine = self._of(commit)
         await engine.welcomed(timeout_s)  # it says where blocks are stored
-        return await engine.put(block, commit, timeout_s=timeout_s)
+        return await engine.put(block, commit, timeout_s=timeout_s, on_device=on_device)
 
     async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
         return await self._of(command).lookup(command, timeout_s)

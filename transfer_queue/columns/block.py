@@ -17,7 +17,7 @@ claims. Sizes and offsets are 64-bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -30,6 +30,7 @@ from transfer_queue.columns.column import (
     Bytes,
     Chunk,
     ColumnView,
+    Int64s,
     Rows,
     as_bytes,
     concatenate_columns,
@@ -39,12 +40,14 @@ from transfer_queue.columns.copying import copy_bytes
 from transfer_queue.control.schema import FieldSchema, Kind
 from transfer_queue.errors import CorruptBlockError, InvalidInputError, StorageKeyNotFoundError
 
-__all__ = ["ALIGN", "BlockView", "ColumnView", "EncodedBlock", "concatenate"]
+__all__ = ["ALIGN", "MOST_HEAD_BYTES", "BlockView", "ColumnView", "EncodedBlock", "concatenate"]
 
 ALIGN: Final = 64
 MAGIC: Final = b"TQB1"
 PREFIX_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 16 << 20
+MOST_HEAD_BYTES: Final = MAX_HEADER_BYTES + ALIGN
+"""Of a block: its header with what precedes and follows it."""
 SEGMENT_BYTES: Final = 4096
 """Neighbouring pieces smaller than this are joined into one segment."""
 
@@ -177,6 +180,15 @@ class EncodedBlock:
                 position = end
         out[position : self.nbytes] = 0
 
+    def places(self) -> Iterator[tuple[int, Chunk]]:
+        """(offset in the block, bytes) of all that it consists of but padding."""
+        yield 0, as_bytes(self._head)
+        for offset, chunks in self._layout:
+            position = len(self._head) + offset
+            for chunk in chunks:
+                yield position, chunk
+                position += chunk.nbytes
+
     def to_bytes(self) -> bytearray:
         """The block in one new buffer."""
         out = bytearray(self.nbytes)
@@ -195,17 +207,21 @@ class BlockView:
 
     def __init__(self, buffer: memoryview | bytes | bytearray | Bytes) -> None:
         data = as_bytes(buffer)
-        header, start = _read_header(data)
-        self.rows = header.rows
-        self.nbytes = start + header.data_bytes
-        """Bytes of the whole block."""
-        if self.nbytes > data.nbytes:
-            raise CorruptBlockError(f"block of {self.nbytes} bytes in a buffer of {data.nbytes}: truncated")
+        start = self._describe(data, data.nbytes)
         if isinstance(buffer, np.ndarray):
             data = np.frombuffer(data.data, np.uint8)  # slices of an array refer to its own base, past the array
         self.memory = data
         """The array that everything made of this view, without a copy, refers to as its owner."""
         self._data = data[start : self.nbytes]
+
+    def _describe(self, head: Bytes, available: int) -> int:
+        """Take over what the header says of a block in ``available`` bytes; where its data starts."""
+        header, start = _read_header(head)
+        self.rows = header.rows
+        self.nbytes = start + header.data_bytes
+        """Bytes of the whole block."""
+        if self.nbytes > available:
+            raise CorruptBlockError(f"block of {self.nbytes} bytes in a buffer of {available}: truncated")
         self.fields = [FieldSchema(c.name, c.kind, c.dtype, c.shape) for c in header.columns]
         self._described: dict[str, tuple[FieldSchema, list[tuple[int, int]]]] = {}
         for schema, column in zip(self.fields, header.columns, strict=True):
@@ -214,21 +230,26 @@ class BlockView:
         if len(self._described) != len(self.fields):
             raise CorruptBlockError("block header is damaged: a field is named twice")
         self._columns: dict[str, ColumnView] = {}
+        return start
 
     def column(self, name: str) -> ColumnView:
         """One column as views of the buffer. Raises StorageKeyNotFoundError."""
         column = self._columns.get(name)
         if column is None:
-            schema, buffers = _named(self._described, name)
-            (low, size), *rest = buffers
+            schema, ((low, size), *rest) = self._described_as(name)
             extents = None
             for offset, nbytes in rest:
                 extents = self._data[offset : offset + nbytes].view("<i8")
-                if schema.kind == "ragged":
-                    extents = extents.reshape(self.rows, (schema.shape or ()).count(None))
-            column = ColumnView(schema, self.rows, [self._data[low : low + size]], extents)
-            self._columns[name] = column
+            column = self._columns[name] = self._made(schema, self._data[low : low + size], extents)
         return column
+
+    def _described_as(self, name: str) -> tuple[FieldSchema, list[tuple[int, int]]]:
+        return _named(self._described, name)
+
+    def _made(self, schema: FieldSchema, values: Chunk, extents: Int64s | None) -> ColumnView:
+        if schema.kind == "ragged" and extents is not None:
+            extents = extents.reshape(self.rows, (schema.shape or ()).count(None))
+        return ColumnView(schema, self.rows, [values], extents)
 
     def places(self, name: str, rows: Rows) -> list[tuple[int, int]]:
         """(start, stop) within the block of the bytes that rows of a column need; looks at the header alone.

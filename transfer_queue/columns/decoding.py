@@ -14,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue.columns.block import BlockView
 from transfer_queue.columns.column import Bytes, Chunk, ColumnView, Int64s, Rows
 from transfer_queue.columns.copying import copy_bytes
+from transfer_queue.columns.device import CudaBytes
 from transfer_queue.columns.documents import decode_rows
 from transfer_queue.columns.encoding import alike, tensor_rows_column
 from transfer_queue.columns.nested import jagged, jagged_parts, strided_nested_from_buffer
@@ -264,6 +265,11 @@ class _Assembly:
                 return ColumnView(schema, self.n, chunks, None)  # each goes to the device from where it lies
             out = empty_bytes(self.n * size)
         for part in parts:
+            on_device = part.column.chunks[0] if part.whole and len(part.column.chunks) == 1 else None
+            if isinstance(on_device, CudaBytes):
+                (first, last), (low, high) = part.rows, part.positions
+                on_device[first * size : last * size].copy_into(out[low * size : high * size])
+                continue
             values = part.column.values
             if isinstance(part.rows, tuple) and isinstance(part.positions, tuple):
                 low, high = part.positions
@@ -325,7 +331,7 @@ class _Assembly:
         """The values of a column as a tensor, on the device that is wanted."""
         if self.device is None:
             return tensor_from_bytes(column.values, dtype, shape)
-        if len(column.chunks) == 1:
+        if len(column.chunks) == 1 and isinstance(column.chunks[0], np.ndarray):
             return tensor_from_bytes(column.values, dtype, shape).to(self.device, non_blocking=True)
         whole = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if whole.numel():
@@ -355,21 +361,24 @@ def _offsets(lengths: Int64s) -> tuple[torch.Tensor, tuple[int, int]]:
     return torch.from_numpy(ends), (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
 
 
-def _in_order(parts: Sequence[_Part]) -> list[Bytes] | None:
+def _in_order(parts: Sequence[_Part]) -> list[Chunk] | None:
     """The values of dense parts that are ranges of the batch, in its order; None if some are not."""
     if not all(part.whole for part in parts):
         return None
     ordered = sorted(parts, key=lambda part: part.positions[0])
-    return [part.column.take(part.rows).values for part in ordered]
+    return [chunk for part in ordered for chunk in part.column.take(part.rows).chunks]
 
 
 def _copy_chunks(chunks: Sequence[Chunk], target: torch.Tensor) -> None:
     """One after the other into flat bytes on a device, each from where it lies."""
     start = 0
     for chunk in chunks:
-        assert isinstance(chunk, np.ndarray)
-        part = tensor_from_bytes(chunk, torch.uint8, [chunk.nbytes])
-        target[start : start + chunk.nbytes].copy_(part, non_blocking=True)
+        part = target[start : start + chunk.nbytes]
+        if isinstance(chunk, CudaBytes):
+            chunk.copy_to(part)
+        else:
+            assert isinstance(chunk, np.ndarray)
+            part.copy_(tensor_from_bytes(chunk, torch.uint8, [chunk.nbytes]), non_blocking=True)
         start += chunk.nbytes
 
 

@@ -17,7 +17,7 @@ from transfer_queue.columns.column import Bytes, Chunk
 from transfer_queue.columns.tensor_bytes import check_storable, tensor_to_bytes
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["checked_device", "column_bytes", "complete_on", "pin", "streams_of"]
+__all__ = ["CudaBytes", "beside", "checked_device", "column_bytes", "complete_on", "pin", "streams_of"]
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +62,19 @@ def column_bytes(tensor: torch.Tensor, where: str) -> Chunk:
         return tensor_to_bytes(tensor, where)
     check_storable(tensor, where)
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    written = _cuda.Event()
-    written.record(torch.cuda.current_stream(flat.device))
-    return _CudaBytes(flat, written)
+    return CudaBytes(flat, _recorded(flat.device))
 
 
-class _CudaBytes:
-    """See ``column.DeviceBytes``. ``written``: the caller's stream has produced the elements."""
+class CudaBytes:
+    """See ``column.DeviceBytes``. ``written``: the caller's stream has produced the elements; None: they are there."""
 
-    def __init__(self, flat: torch.Tensor, written: torch.cuda.Event) -> None:
+    def __init__(self, flat: torch.Tensor, written: torch.cuda.Event | None = None) -> None:
         self._flat = flat
         self._written = written
+
+    @property
+    def device(self) -> torch.device:
+        return self._flat.device
 
     @property
     def nbytes(self) -> int:
@@ -84,22 +86,42 @@ class _CudaBytes:
         self.copy_into(host)
         return host.data
 
-    def __getitem__(self, part: slice) -> _CudaBytes:
-        return _CudaBytes(self._flat[part], self._written)
+    def __getitem__(self, part: slice) -> CudaBytes:
+        return CudaBytes(self._flat[part], self._written)
 
     def copy_into(self, target: Bytes) -> None:
         """Wait for the elements and for their copy; other streams go on meanwhile."""
         pin(target)
-        device = self._flat.device
-        stream = _streams.get(device)
-        if stream is None:
-            stream = _streams.setdefault(device, _cuda.Stream(device))
-        with torch.cuda.stream(stream):
-            stream.wait_event(self._written)
-            torch.from_numpy(target).copy_(self._flat, non_blocking=True)
-            copied = _cuda.Event()
-            copied.record(stream)
-        copied.synchronize()
+        with beside(self._flat.device):
+            self.copy_to(torch.from_numpy(target))
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Enqueue a copy to a flat uint8 tensor on the current stream of the GPU."""
+        if self._written is not None:
+            torch.cuda.current_stream(self._flat.device).wait_event(self._written)
+        target.copy_(self._flat, non_blocking=True)
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Copies enqueued here do not wait for what the program computes on ``device``; they are complete at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = _streams.get(device)
+    if stream is None:
+        stream = _streams.setdefault(device, _cuda.Stream(device))
+    with torch.cuda.stream(stream):
+        yield
+        done = _recorded(device)
+    done.synchronize()
+
+
+def _recorded(device: torch.device) -> torch.cuda.Event:
+    """An event at the end of the current stream."""
+    event: torch.cuda.Event = _cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def streams_of(tensors: Iterable[object]) -> tuple[torch.cuda.Stream, ...]:

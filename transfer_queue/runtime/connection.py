@@ -280,6 +280,12 @@ class Connection(asyncio.BufferedProtocol):
         found = self._transport.get_extra_info("peername") if self._transport is not None else None
         return join_address(*found[:2]) if isinstance(found, tuple) else ""
 
+    @property
+    def local_host(self) -> str:
+        """The address of this end; empty if unknown."""
+        found = None if self.closed else self._transport.get_extra_info("sockname")
+        return str(found[0]) if isinstance(found, tuple) else ""
+
     def fileno(self) -> int:
         """The socket's descriptor; -1 without one."""
         found = None if self.closed else self._transport.get_extra_info("socket")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transfer_queue.columns.column import Rows
 
 __all__ = [
+    "DEVICE",
     "Backend",
     "BackendContext",
     "BlockRead",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 Buffer = memoryview | bytes | bytearray
+DEVICE = "device"
+"""Attribute of units within a client, whose blocks lie on its GPU: in a ``UnitInfo`` the name of the GPU, in a Welcome
+how to map its memory. Clients put nothing there but to their own."""
 T = TypeVar("T")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.storage.base import (
+    DEVICE,
     Backend,
     BackendContext,
     BlockRead,
@@ -29,6 +32,8 @@ from transfer_queue.storage.memory.liveness import take_lock
 from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
 
 __all__ = ["INLINE_BYTES", "MemoryBackend", "open_backend"]
+
+log = logging.getLogger(__name__)
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
@@ -102,10 +107,49 @@ class _Link:
         self.mapping: _Mapping | None = None
         with suppress(OSError, ValueError, KeyError):
             self.mapping = _Mapping(channel.welcome.attributes)
+        self._shared = channel.welcome.attributes.get(DEVICE)
+        self._device: Any = None
 
     def close(self) -> bool:
         self.channel.close()
+        self._device = None
         return self.mapping is None or self.mapping.close()
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the unit's blocks lie on a GPU of this host."""
+        return self.mapping is not None and self._shared is not None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether this process has mapped the memory of the GPU."""
+        return self._device is not None
+
+    def map_device(self) -> bool:
+        """Whether this process reads blocks of the GPU where they lie; maps its memory once. May block for some ms."""
+        torch = sys.modules.get("torch")
+        if self._device is None and torch is not None and torch.cuda.is_initialized():
+            from transfer_queue.columns.device_memory import Shared, map_shared
+
+            try:
+                self._device = map_shared(Shared(*self._shared))
+            except RuntimeError as error:
+                self._shared = None
+                self.mapping = None
+                log.warning("blocks of %s on its GPU are sent, as CUDA does not map them: %s", self.channel, error)
+        return self._device is not None
+
+    def views(self, extents: Sequence[tuple[int, int]]) -> list[BlockView]:
+        """Blocks in place. Waits some 10 us for the head of each that is on a GPU."""
+        assert self.mapping is not None
+        if self._shared is None:
+            return [BlockView(self.mapping.view(*extent)) for extent in extents]
+        from transfer_queue.columns.device_memory import DeviceBlockView
+
+        memory = self._device
+        if memory is None:
+            raise ConnectionLostError("the process with the GPU went away")
+        return [DeviceBlockView(memory[offset : offset + nbytes]) for offset, nbytes in extents]
 
 
 class _Fetched(Fetched):
@@ -204,7 +248,8 @@ class MemoryBackend(Backend):
     ) -> None:
         link = await self._link(reads[positions[0]].unit)
         channel = link.channel
-        if link.mapping is not None:
+        run_copy, on_device = self._context.run_copy, link.on_device
+        if link.mapping is not None and (not on_device or link.is_mapped or await run_copy(link.map_device)):
             fetched.is_own = False
             opened, payload = await channel.request(
                 Open([reads[position].block for position in positions]),
@@ -213,10 +258,12 @@ class MemoryBackend(Backend):
             )
             if opened.lease:
                 fetched.add_lease(channel, opened.lease)
-            inline = None if opened.lease else payload
-            for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
-                memory = inline[offset : offset + nbytes] if inline is not None else link.mapping.view(offset, nbytes)
-                fetched.blocks[position] = FetchedBlock(BlockView(memory), reads[position].rows)
+            if not opened.lease and payload is not None:
+                views = [BlockView(payload[offset : offset + nbytes]) for offset, nbytes in opened.extents]
+            else:
+                views = link.views(opened.extents)
+            for position, view in zip(positions, views, strict=True):
+                fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
             return
         reply, payload = await channel.request(
             Read([_part(reads[position]) for position in positions]),

@@ -27,7 +27,7 @@ from transfer_queue.storage.memory.spill import Spill, open_spill
 from transfer_queue.storage.space import SpaceQueue, SpaceRequest
 from transfer_queue.wire import messages as wire
 
-__all__ = ["INLINE_BYTES", "MemoryStore", "open_store"]
+__all__ = ["INLINE_BYTES", "MemoryStore", "StoredBlock", "open_store"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
@@ -39,7 +39,7 @@ _LIFE_BITS = 20
 
 
 @dataclass(eq=False)
-class _Block:
+class StoredBlock:
     pieces: Pieces
     """Place of the block. Clients do not know several pieces: the unit writes and reads them."""
     nbytes: int
@@ -75,12 +75,12 @@ class MemoryStore(ServingStore):
         self._to_disk = context.durability == "node"
         self._descriptor = file.descriptor
         self._extents = file.extents()
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, StoredBlock] = {}
         self._holders = Holders()
         self._by_writer: dict[int, set[int]] = {}
         self._peers: dict[Peer, _PeerState] = {}
         self._writers: dict[int, int] = {}
-        self._space: SpaceQueue[_Block] = SpaceQueue()
+        self._space: SpaceQueue[StoredBlock] = SpaceQueue()
         self._ghosts: list[_PeerState] = []
         self._ghost_timer: asyncio.TimerHandle | None = None
         self._next_lock = 1
@@ -93,7 +93,7 @@ class MemoryStore(ServingStore):
         self._extents.adopt(piece for place in index.blocks.values() for piece in place.pieces)
         earlier = _PeerState("clients of an earlier process", 1, index.life << _LIFE_BITS)
         for number, place in index.blocks.items():
-            self._blocks[number] = _Block(place.pieces, place.nbytes, None, place.sealed)
+            self._blocks[number] = StoredBlock(place.pieces, place.nbytes, None, place.sealed)
             self._by_writer.setdefault(number >> 32, set()).add(number)
             self._holders.add(number >> 32, place.nbytes, "a client of an earlier process")
             if not place.sealed:
@@ -212,18 +212,18 @@ class MemoryStore(ServingStore):
         if payload is None:
             raise RequestError("Put without payload")
         block = self._take_space(peer, message.block, len(payload), message.wait_s, True)
-        if isinstance(block, _Block):
+        if isinstance(block, StoredBlock):
             return self._store(peer, message, payload, block)
         return self._put_later(peer, message, payload, block)
 
     async def _put_later(
-        self, peer: Peer, message: wire.Put, payload: memoryview, waiting: Coroutine[Any, Any, _Block]
+        self, peer: Peer, message: wire.Put, payload: memoryview, waiting: Coroutine[Any, Any, StoredBlock]
     ) -> Served:
         answer = self._store(peer, message, payload, await waiting)
         return answer if isinstance(answer, Served) else await answer
 
     def _store(
-        self, peer: Peer, message: wire.Put, payload: memoryview, block: _Block
+        self, peer: Peer, message: wire.Put, payload: memoryview, block: StoredBlock
     ) -> Served | Coroutine[Any, Any, Served]:
         scatter(payload, self._views(block))
         return self._make_readable(peer, message.block, block, message.scope)
@@ -233,12 +233,12 @@ class MemoryStore(ServingStore):
         self, peer: Peer, message: wire.Alloc, payload: memoryview | None
     ) -> Served | Coroutine[Any, Any, Served]:
         block = self._take_space(peer, message.block, message.nbytes, message.wait_s, message.pieces)
-        return self._allocated(message, block) if isinstance(block, _Block) else self._alloc_later(message, block)
+        return self._allocated(message, block) if isinstance(block, StoredBlock) else self._alloc_later(message, block)
 
-    async def _alloc_later(self, message: wire.Alloc, waiting: Coroutine[Any, Any, _Block]) -> Served:
+    async def _alloc_later(self, message: wire.Alloc, waiting: Coroutine[Any, Any, StoredBlock]) -> Served:
         return self._allocated(message, await waiting)
 
-    def _allocated(self, message: wire.Alloc, block: _Block) -> Served:
+    def _allocated(self, message: wire.Alloc, block: StoredBlock) -> Served:
         if self._index is not None:
             try:
                 self._index.allocated(message.block, block.pieces, message.scope)
@@ -257,7 +257,7 @@ class MemoryStore(ServingStore):
             raise RequestError(f"block {message.block:#x} lies in pieces: it is sent, not written in place")
         return self._fill_pieces(peer, message.block, block, payload)
 
-    async def _fill_pieces(self, peer: Peer, number: int, block: _Block, payload: memoryview) -> Served:
+    async def _fill_pieces(self, peer: Peer, number: int, block: StoredBlock, payload: memoryview) -> Served:
         lease = self._lease([block])  # its memory is not reused during the copy, even if the writer ends
         try:
             await asyncio.get_running_loop().run_in_executor(None, scatter, payload, self._views(block))
@@ -271,7 +271,7 @@ class MemoryStore(ServingStore):
         answer = self._filled(peer, number, block)
         return answer if isinstance(answer, Served) else await answer
 
-    def _filled(self, peer: Peer, number: int, block: _Block) -> Served | Coroutine[Any, Any, Served]:
+    def _filled(self, peer: Peer, number: int, block: StoredBlock) -> Served | Coroutine[Any, Any, Served]:
         block.filling = False
         if block.dropped:
             self._drop(number)
@@ -280,14 +280,14 @@ class MemoryStore(ServingStore):
         scope = "" if self._index is None else self._index.blocks[number].scope
         return self._make_readable(peer, number, block, scope)
 
-    def _unsealed(self, peer: Peer, number: int) -> _Block:
+    def _unsealed(self, peer: Peer, number: int) -> StoredBlock:
         block = self._blocks.get(number)
         if block is None or block.sealed or block.writer is not peer:
             raise StorageKeyNotFoundError(f"block {number:#x} is not being written over this connection")
         return block
 
     def _make_readable(
-        self, peer: Peer, number: int, block: _Block, scope: str
+        self, peer: Peer, number: int, block: StoredBlock, scope: str
     ) -> Served | Coroutine[Any, Any, Served]:
         """The acknowledgement, which waits for what the durability asks."""
         if self._index is not None:
@@ -337,7 +337,7 @@ class MemoryStore(ServingStore):
             state.unsealed.discard(number)
         self._give_back(number, block)
 
-    def _give_back(self, number: int, block: _Block) -> None:
+    def _give_back(self, number: int, block: StoredBlock) -> None:
         """Recycle the memory of a dropped block."""
         if self.spill is None or not self.spill.forget(number):
             self._free(block.pieces)
@@ -414,23 +414,23 @@ class MemoryStore(ServingStore):
             raise
         return found, lease
 
-    async def _whole(self, block: _Block) -> memoryview:
+    async def _whole(self, block: StoredBlock) -> memoryview:
         views = self._views(block)
         if len(views) == 1:
             return views[0]
         return memoryview(await asyncio.get_running_loop().run_in_executor(None, b"".join, views))
 
-    def _views(self, block: _Block) -> list[memoryview]:
+    def _views(self, block: StoredBlock) -> list[memoryview]:
         return [self._file.memory[offset : offset + nbytes] for offset, nbytes in block.pieces]
 
-    def _lease(self, blocks: Iterable[_Block]) -> int:
+    def _lease(self, blocks: Iterable[StoredBlock]) -> int:
         return self._extents.lease([offset for block in blocks for offset, _ in block.pieces])
 
     def _release(self, lease: int) -> None:
         if self._extents.release(lease):
             self._space.serve()
 
-    def _readable(self, number: int) -> _Block:
+    def _readable(self, number: int) -> StoredBlock:
         block = self._blocks.get(number)
         if block is None or not block.sealed:
             raise StorageKeyNotFoundError(f"block {number:#x} is gone from storage unit {self._context.name}")
@@ -440,10 +440,10 @@ class MemoryStore(ServingStore):
 
     def _take_space(
         self, peer: Peer, number: int, nbytes: int, wait_s: float, in_pieces: bool
-    ) -> _Block | Coroutine[Any, Any, _Block]:
+    ) -> StoredBlock | Coroutine[Any, Any, StoredBlock]:
         """Return a new block, or what waits for its space. Raises CapacityError, RequestError."""
 
-        def attempt() -> _Block | None:
+        def attempt() -> StoredBlock | None:
             return self._allocate(peer, number, nbytes, in_pieces)
 
         self._check_new(peer, number)
@@ -456,7 +456,9 @@ class MemoryStore(ServingStore):
             raise CapacityError(f"{problem}: its capacity is {self._extents.capacity}; put smaller batches")
         return self._wait_for_space(number, self._space.enter(peer, number, attempt, problem), wait_s, problem)
 
-    async def _wait_for_space(self, number: int, request: SpaceRequest[_Block], wait_s: float, problem: str) -> _Block:
+    async def _wait_for_space(
+        self, number: int, request: SpaceRequest[StoredBlock], wait_s: float, problem: str
+    ) -> StoredBlock:
         while not request.settled.done() and await self._spill_one():
             pass
         block = await self._space.wait(request, wait_s)
@@ -472,7 +474,7 @@ class MemoryStore(ServingStore):
         if number in self._blocks or number >> 32 != peer.writer or peer not in self._peers:
             raise RequestError(f"block {number:#x} exists already, belongs to another writer, or its writer is gone")
 
-    def _allocate(self, peer: Peer, number: int, nbytes: int, in_pieces: bool) -> _Block | None:
+    def _allocate(self, peer: Peer, number: int, nbytes: int, in_pieces: bool) -> StoredBlock | None:
         """Make a block in one piece, or else, with ``in_pieces``, in the largest holes. None: there is too little
         space."""
         self._check_new(peer, number)
@@ -484,7 +486,7 @@ class MemoryStore(ServingStore):
             if holes is None:
                 return None
             pieces = tuple(holes)
-        block = self._blocks[number] = _Block(pieces, nbytes, peer)
+        block = self._blocks[number] = StoredBlock(pieces, nbytes, peer)
         self._by_writer.setdefault(number >> 32, set()).add(number)
         self._holders.add(number >> 32, nbytes, self._peers[peer].name)
         self._peers[peer].unsealed.add(number)

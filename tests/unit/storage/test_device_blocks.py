@@ -1,0 +1,98 @@
+"""Blocks that stay on a device, here in memory of the host: all but what CUDA does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.client.kv import KvOperations
+from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.placement import Placement
+from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory
+from transfer_queue.errors import CapacityError, InvalidInputError
+from transfer_queue.storage.base import DEVICE, StoreContext, UnitInfo
+from transfer_queue.storage.conformance.blocks import block_of_bytes, decoded, mixed_block
+from transfer_queue.storage.memory.device import DeviceStore
+
+HOST = torch.device("cpu")
+MIB = 1 << 20
+
+
+async def run_copy(copy: Callable[[], Any]) -> Any:
+    return copy()
+
+
+def test_a_block_reads_as_it_was_written_whole_and_in_part() -> None:
+    values, block = mixed_block(40)
+    memory = DeviceMemory(HOST, 2 * block.nbytes)
+    memory.write(block, 512)
+    view = DeviceBlockView(memory.flat[512 : 512 + block.nbytes])
+    assert (view.rows, view.nbytes, view.fields) == (40, block.nbytes, block.fields)
+    for rows in (None, (3, 9)):
+        found = decoded((view, rows), list(values))
+        wanted = slice(*rows) if rows else slice(None)
+        for name in ("dense", "scalar", "ragged"):
+            assert all(torch.equal(a, b) for a, b in zip(found[name], values[name][wanted], strict=True)), name
+        assert [found[name] for name in ("text", "object")] == [values[name][wanted] for name in ("text", "object")]
+    assert bytes(view.select(None, None).to_bytes()) == bytes(block.to_bytes())
+
+
+def test_a_store_keeps_its_budget_and_uses_freed_memory_again() -> None:
+    async def scenario() -> None:
+        store = DeviceStore(StoreContext("device", 4 * MIB, {}, ""), DeviceMemory(HOST, 4 * MIB))
+        blocks = {(7 << 32) + number: block_of_bytes(MIB) for number in range(4)}
+        taken = []
+        for number, block in blocks.items():
+            try:
+                taken.append(number)
+                await store.put(block, number, run_copy)
+            except CapacityError:
+                taken.pop()
+        assert len(taken) == 3  # each has a header too
+        assert sorted(await store.inventory()) == taken
+        views = store._views(store._blocks[taken[1]])
+        assert b"".join(views) == bytes(blocks[taken[1]].to_bytes())
+        await store.free(taken[:1])
+        await store.put(block_of_bytes(MIB), (8 << 32) + 1, run_copy)
+        assert store.stats().blocks == 3
+        await store.free(taken[1:2])
+        with pytest.raises(ZeroDivisionError):
+            await store.put(block_of_bytes(MIB), (8 << 32) + 2, fail)
+        assert store.stats().blocks == 2
+        await store.close()
+
+    async def fail(copy: Callable[[], Any]) -> Any:
+        raise ZeroDivisionError
+
+    asyncio.run(scenario())
+
+
+def test_clients_put_nothing_to_the_device_of_another_process() -> None:
+    placement = Placement(0)
+    placement.update([UnitInfo(0, "host", "", MIB), UnitInfo(1, "device", "", 8 * MIB, attributes={DEVICE: "GPU"})])
+    assert [unit.name for unit in placement.candidates(1)] == ["host"]
+    assert placement.writable_units == 1
+    assert placement.get(1) is not None
+    with pytest.raises(CapacityError):
+        placement.parts(2 * MIB, None)
+
+
+@pytest.mark.parametrize(
+    ("placement", "problem"),
+    [
+        ("device", "placement 'device': torch finds no CUDA device here"),
+        ("gpu", "must be 'host' or 'device', not 'gpu'"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, placement: Any, problem: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    operations = KvOperations(None, ClientOptions(), None)  # type: ignore[arg-type]  # refused before it is used
+    with pytest.raises(InvalidInputError, match=problem):
+        operations.put(["k"], "p", TensorDict({"x": torch.ones(1)}, [1]), None, None, placement=placement)
