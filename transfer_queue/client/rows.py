@@ -35,6 +35,8 @@ from transfer_queue.client.parser import DataParser, parsed
 from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, LoadedBatches
 from transfer_queue.client.shards import QueueEngine
+from transfer_queue.columns.column import Bytes
+from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.control.commands import (
     Acknowledge,
     Batch,
@@ -455,7 +457,7 @@ class RowOperations:
 
         async def work() -> StatusArrays:
             reply = _arrays(await self._engine.request(command, self._options.request_s))
-            if reply.indexes is None or not any(reply.status):
+            if reply.indexes is None or 1 not in reply.status:
                 await self._notices.absent("consumption status", command.partition, task=command.task)
             return reply
 
@@ -554,9 +556,16 @@ def _status(reply: StatusArrays, by_field: bool) -> Status:
 
     if reply.indexes is None:
         return None, None
-    indexes = torch.from_numpy(np.frombuffer(reply.indexes, "<i8").copy())
-    status = torch.from_numpy(np.frombuffer(reply.status, np.int8).copy())
+    indexes = torch.from_numpy(_own(reply.indexes).view("<i8"))
+    status = torch.from_numpy(_own(reply.status).view(np.int8))
     return indexes, status.reshape(len(indexes), len(reply.columns)) if by_field else status
+
+
+def _own(raw: bytes) -> Bytes:
+    """A copy that may be written to, in memory that is used again when the copy is gone."""
+    copy = empty_bytes(len(raw))
+    copy[:] = np.frombuffer(raw, np.uint8)
+    return copy
 
 
 def _batch(reply: Batch | Committed) -> Batch:

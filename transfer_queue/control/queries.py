@@ -99,14 +99,22 @@ def lookup_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Ite
 def _indexes_in_parts(partitions: Mapping[str, Partition], name: str) -> Generator[None, None, bytes]:
     """Those of all rows that exist at the first part, and still do at their own."""
     found = []
-    ordinal, end = partitions[name].base, partitions[name].base + partitions[name].table.used
-    while ordinal < end and (partition := partitions.get(name)) is not None:
+    for partition, rows in _existing_in_parts(partitions, name):
+        found.append(partition.encode(rows))
+        yield None
+    return b"".join(found)
+
+
+def _existing_in_parts(partitions: Mapping[str, Partition], name: str) -> Iterator[tuple[Partition, Rows]]:
+    """The rows that exist at the first part and still do at their own, some thousand at a time."""
+    partition = partitions[name]
+    ordinal, end = partition.base, partition.base + partition.table.used
+    while ordinal < end and partitions.get(name) is partition:
         first = max(ordinal - partition.base, 0)
         ordinal = partition.base + first + _STATUS_PART
         alive = partition.alive.array[first : min(first + _STATUS_PART, end - partition.base, partition.table.used)]
-        found.append(partition.encode(compact(np.flatnonzero(alive) + first)))
-        yield None
-    return b"".join(found)
+        if len(alive):
+            yield partition, slice(first, first + len(alive)) if alive.all() else compact(np.flatnonzero(alive) + first)
 
 
 def _rows_in_parts(partitions: Mapping[str, Partition], command: Lookup) -> Iterator[tuple[Partition, Rows]]:
@@ -310,12 +318,9 @@ def status_in_parts(
     that go away meanwhile are left out."""
     partition = partitions.get(command.partition)
     columns = _columns(partition, command) if isinstance(command, ProductionStatus) else [command.task]
-    indexes = b"" if partition is None or not columns else partition.encode(partition.all_rows())
-    for start in range(0, len(indexes), 8 * _STATUS_PART):
-        if (partition := partitions.get(command.partition)) is None:
-            return
-        positions = partition.find(decode_indexes(indexes[start : start + 8 * _STATUS_PART]))
-        rows = compact(positions[positions >= 0])
+    if partition is None or not columns:
+        return
+    for partition, rows in _existing_in_parts(partitions, command.partition):
         if isinstance(command, ProductionStatus):
             status = _produced(partition, columns, rows)
         else:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from transfer_queue.errors import InvalidInputError, RequestError, TransferQueueError
 from transfer_queue.wire.messages import Envelope, Kind
@@ -40,6 +41,8 @@ _HEAD = struct.Struct("<IIQ")
 _ANY_BODY = msgspec.msgpack.Decoder(Envelope[object])
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _STAGING = 128 << 10
+_GROWTH = 16
+"""Growth of the buffer for a long header. Pages of it that nothing is received into take no memory."""
 _DIRECT = 32 << 10
 """From this many outstanding payload bytes on they go straight into the target, not through the staging buffer."""
 
@@ -350,8 +353,8 @@ class MessageReader:
             return
         size = len(self._staging)
         if pending >= size // 2 and needed > size:
-            size = min(max(needed, _STAGING), size * 2)
-        staging = self._staging if size == len(self._staging) else memoryview(bytearray(size))
+            size = min(max(needed, _STAGING), size * _GROWTH)
+        staging = self._staging if size == len(self._staging) else np.empty(size, np.uint8).data
         staging[:pending] = self._staging[self._start : self._end]
         self._staging = staging
         self._start, self._end = 0, pending

@@ -28,6 +28,7 @@ from transfer_queue.control.commands import (
     Value,
 )
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.queries import status_in_parts
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import KeyNotFoundError, NotReadyError, RequestError
 from transfer_queue.runtime import long_answers
@@ -254,6 +255,16 @@ async def test_long_status_arrays_are_those_of_the_core() -> None:
         found = msgspec.msgpack.decode(b"".join(await controller.long_answers.status(command)), type=StatusArrays)
         assert found == core.apply(command, 0.0)
     await controller.close()
+
+
+def test_the_status_of_a_partition_that_is_replaced_meanwhile_has_none_of_the_new_rows() -> None:
+    core = ControlCore()
+    core.apply(Commit("p", append=100_000), 0.0)
+    parts = status_in_parts(core.state.partitions, ConsumptionStatus("p", "task"))
+    first = next(parts)
+    core.apply(Clear("p"), 0.0)
+    core.apply(Commit("p", append=200_000), 0.0)
+    assert (len(first.status), list(parts)) == (32 * 1024, [])
 
 
 async def test_a_cleared_partition_is_taken_apart_beside_other_requests() -> None:
