@@ -115,7 +115,7 @@ matchExpressions:
 # Certificates of queues, and of the pods that use them in whatever namespace; tokens are looked at only.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 # Of queues whose certificates cert-manager makes.
 - apiGroups: [cert-manager.io]
   resources: [certificates]

@@ -39,7 +39,7 @@ from transfer_queue.launch.certificates import (
     server_names,
 )
 
-__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "is_good", "secret_data"]
+__all__ = ["AUTHORITY_LIFE", "CERTIFICATE_LIFE", "KEYS", "Certificates", "is_good", "queue_of_secret", "secret_data"]
 
 AUTHORITY_LIFE = timedelta(days=3650)
 CERTIFICATE_LIFE = timedelta(days=90)
@@ -297,6 +297,15 @@ def _key_of(found: Manifest) -> tuple[str, str] | None:
     """The queue of what is not deleted with it; None for a Secret that is."""
     namespace, separator, name = found["metadata"].get("annotations", {}).get(QUEUE_ANNOTATION, "").partition("/")
     return (namespace, name) if separator else None
+
+
+def queue_of_secret(found: Manifest) -> tuple[str, str] | None:
+    """Namespace and name of the queue that a Secret of the operator is for."""
+    if key := _key_of(found):
+        return key
+    metadata = found["metadata"]
+    name = (metadata.get("annotations") or {}).get(QUEUE_ANNOTATION)
+    return (metadata["namespace"], name) if name else None
 
 
 def secret_data(secret: Manifest) -> dict[str, bytes]:

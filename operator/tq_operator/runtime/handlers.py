@@ -9,6 +9,7 @@ import kopf
 
 from tq_operator.api.crd import PLURAL
 from tq_operator.plan.names import MANAGER, QUEUE_LABEL
+from tq_operator.runtime.certificates import queue_of_secret
 from tq_operator.runtime.cluster import CHILD_KINDS, POD, UNWATCHED
 from tq_operator.runtime.reconciler import Reconciler
 from transfer_queue.config.defaults import GROUP, VERSION
@@ -21,6 +22,7 @@ _CHILDREN = {
     if kind not in UNWATCHED
 }
 _PODS = ("", "v1", "pods")
+_SECRETS = ("", "v1", "secrets")
 _OURS = {QUEUE_LABEL: kopf.PRESENT}
 
 
@@ -35,6 +37,12 @@ def watch(registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
     for kind, (group, version, plural) in {**_CHILDREN, POD: _PODS}.items():
         changed = _changed(kind, reconciler)
         kopf.on.event(group, version, plural, registry=registry, id=f"{plural}-changed", labels=_OURS)(changed)
+
+    # Nothing of a Secret is kept: a look at its queue reads those that matter.
+    @kopf.on.event(*_SECRETS, registry=registry, id="secrets-changed", labels=_OURS)
+    async def secret_changed(event: Mapping[str, Any], **_: Any) -> None:
+        if event.get("type") is not None and (key := queue_of_secret(event["object"])):
+            reconciler.work.add(key)
 
 
 def _changed(kind: str, reconciler: Reconciler) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -66,6 +74,6 @@ def kopf_settings(*, namespaced: bool, timeout: int = 60) -> kopf.OperatorSettin
     settings.watching.connect_timeout = timeout
     # kopf for Python 3.10 cannot let the apiserver choose: there the handlers do.
     if hasattr(settings.watching, "label_selectors"):
-        for group, version, plural in (*_CHILDREN.values(), _PODS):
+        for group, version, plural in (*_CHILDREN.values(), _PODS, _SECRETS):
             settings.watching.label_selectors[group, version, plural] = QUEUE_LABEL
     return settings

@@ -19,7 +19,7 @@ NEEDED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "configmaps"): _OWNED,
     ("", "persistentvolumeclaims"): _OWNED,
     ("", "services"): _OWNED,
-    ("", "secrets"): ("get", "list", "create", "patch", "delete"),
+    ("", "secrets"): _OWNED,
     ("cert-manager.io", "certificates"): ("get", "list", "create", "patch", "delete"),
     ("apps", "deployments"): _OWNED,
     ("apps", "statefulsets"): _OWNED,

@@ -24,6 +24,7 @@ class Watching(Reconciler):
     def __init__(self) -> None:
         super().__init__(MemoryCluster(), IMAGES, (), "test")
         self.asked: list[Any] = []
+        self.work.add = self.asked.append  # type: ignore[method-assign]
         registry = kopf.OperatorRegistry()
         watch(registry, self)
         self.handlers: dict[Any, Any] = {
@@ -31,9 +32,6 @@ class Watching(Reconciler):
             for handler in registry._watching.get_all_handlers()
             if handler.selector is not None
         }
-
-    def request(self, key: tuple[str, str]) -> None:
-        self.asked.append(key)
 
     def list_soon(self) -> None:
         self.asked.append("list")
@@ -44,6 +42,16 @@ class Watching(Reconciler):
         names = {name: item["metadata"][name] for name in ("namespace", "name")}
         asyncio.run(self.handlers[plural](event={"type": kind, "object": item}, **names))
         return list(self.asked)
+
+
+def test_a_secret_that_is_changed_or_deleted_asks_for_its_queue_in_whichever_namespace_it_is() -> None:
+    watching = Watching()
+    for namespace, name in (("rl", "quickstart"), ("jobs", "rl/quickstart")):
+        marks = {"labels": labels("quickstart", "tls-client"), "annotations": {"transferqueue.io/queue": name}}
+        item = {"kind": "Secret", "metadata": {"namespace": namespace, "name": "a", **marks}}
+        for kind in ("MODIFIED", "DELETED"):
+            assert watching.hear("secrets", kind, item) == [KEY]
+    assert watching.hear("secrets", "MODIFIED", {"metadata": {"namespace": "rl", "name": "theirs"}}) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (*CHILD_KINDS, POD) if kind not in UNWATCHED])
