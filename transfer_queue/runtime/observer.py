@@ -21,6 +21,7 @@ import numpy as np
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.wait_queue import Waiter
 from transfer_queue.runtime.history import Gauge, History, Rate
+from transfer_queue.runtime.ready_rows import ReadyRows
 from transfer_queue.runtime.timeline import Event, Timeline
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _MOST_FLOWS = 1024
 """Partitions, tasks and reasons that are counted within one second, each."""
 _MOST_WAITERS = 500
 """Waiting requests that are looked at once a second."""
-_MOST_SUBSCRIPTIONS = 64
-"""Of a partition."""
 _LOOK_S = 0.002
 _MOST_BIRTHS = 128
 _POINTS = 100
@@ -106,7 +105,8 @@ class Observer:
         self._controller = controller
         self._began = self._sampled = monotonic()
         self.history = History(_GROUPS, self._began)
-        self.timeline = Timeline()
+        self.timeline = Timeline(self._stage)
+        self._ready = ReadyRows()
         self._partitions: dict[str, _Flow] = {}
         self._tasks: dict[str, _Flow] = {}
         self._reasons: dict[_Reason, float] = {}
@@ -132,8 +132,7 @@ class Observer:
         """A command was carried out. ``since``, ``now``: of ``time.monotonic``."""
         if isinstance(reply, Committed) and isinstance(command, Commit):
             rows, nbytes = len(reply.indexes) // 8, 0
-            stage = self._stage(client)
-            self.timeline.add("put", stage, client, command.partition, command.fields, rows, since, now)
+            self.timeline.put(client, command.partition, command.fields, rows, since, now)
             for block in command.blocks:
                 nbytes += block.nbytes
             for flow in (self._whole, self._flow(self._partitions, command.partition)):
@@ -145,10 +144,10 @@ class Observer:
             rows = len(reply.indexes) // 8
             if isinstance(command, Fetch):
                 self._took(command, reply)
-                self.timeline.add("get", command.task, client, command.partition, command.fields, rows, since, now)
+                self.timeline.get(command.task, client, command.partition, command.fields, rows, since, now)
             elif isinstance(command, Lookup):
                 fields = command.fields or []
-                self.timeline.add("get", self._stage(client), client, command.partition, fields, rows, since, now)
+                self.timeline.get("", client, command.partition, fields, rows, since, now)
 
     def waited(self, client: str, command: Command, reply: Reply | None, since: float, now: float) -> None:
         """A parked command was answered or given up."""
@@ -225,6 +224,11 @@ class Observer:
                 self._look_at(partition, flow, now)
             rows = 0 if partition is None else partition.rows
             values["partitions"][name] = (*flow.rates(seconds), *flow.state(seconds), rows)
+        self._ready.look_around(core.state.partitions, self._partitions, _LOOK_S)
+        self._whole.ready = self._ready.whole
+        for task, ready in islice(self._ready.by_task.items(), _MOST_FLOWS):
+            if (of_task := self._flow(self._tasks, task)) is not None:
+                of_task.ready = ready
         admitted = history.admit("tasks", {key: flow.activity + flow.ready for key, flow in self._tasks.items()})
         nothing = _Flow()
         values["tasks"] = {
@@ -244,12 +248,8 @@ class Observer:
         self._answers.clear()
 
     def _look_at(self, partition: Partition, flow: _Flow, now: float) -> None:
-        """Ready rows of its tasks, and how many rows it has had by now."""
-        for item in islice(partition.subscriptions.values(), _MOST_SUBSCRIPTIONS):
-            ready = item.ready.available
-            for one in (self._whole, flow, self._flow(self._tasks, item.task.name)):
-                if one is not None:
-                    one.ready += ready
+        """Its ready rows, and how many rows it has had by now."""
+        flow.ready = self._ready.look(partition.name, partition)
         ordinals, times = self._births[partition.name]
         end = partition.base + partition.table.used
         if end > (ordinals[-1] if ordinals else 0):

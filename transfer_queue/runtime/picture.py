@@ -34,7 +34,8 @@ def partition_pictures(controller: Controller) -> Iterator[dict[str, Any]]:
 def picture(controller: Controller, partitions: bool = True) -> dict[str, Any]:
     """Plain values: the oldest waiters and what they lack, storage units, counters since the controller's start, and
     last the partitions with their fields and tasks, unless they are not wanted. ``time``: this machine's clock, in
-    seconds since 1970."""
+    seconds since 1970. ``shards``: how many controllers there are, each with the next port for its page; 0: one, or
+    nobody knows their ports."""
     core = controller.core
     now = controller.now()
     units = [
@@ -53,6 +54,8 @@ def picture(controller: Controller, partitions: bool = True) -> dict[str, Any]:
     return {
         "queue": controller.config.name,
         "run": controller.run,
+        "shard": controller.config.shard,
+        "shards": len(controller.config.shards) if controller.config.metrics_port else 0,
         "backend": controller.config.backend.kind,
         "time": time.time(),
         "uptime_s": now - controller.started,

@@ -203,8 +203,20 @@ function summary() {
   return `${now.rows}${most} rows, ${now.clients} client${now.clients === 1 ? "" : "s"}${storage}, backend ${now.backend}${flow}`;
 }
 
+// Each of several controllers has a page of its own, at the next port, with its partitions.
+function shards() {
+  const nav = document.getElementById("shards");
+  nav.hidden = !now.shards;
+  keep(nav, Array.from({ length: now.shards }, (_, place) => place), (place) => place, () => element("a"), (link, place) => {
+    write(link, `controller ${place}`);
+    mark(link, "href", `//${location.hostname}:${Number(location.port) - now.shard + place}/`);
+    mark(link, "aria-current", place === now.shard ? "page" : "false");
+  });
+}
+
 function draw() {
   if (!now) return;
+  shards();
   // Several requests of one task for one partition are told apart by their order.
   const counts = new Map();
   for (const waiter of now.waiters) {

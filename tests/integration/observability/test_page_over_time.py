@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,11 @@ from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
+from transfer_queue.config.resource import parse
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.launch.local import LocalStack
+from transfer_queue.launch.plan import plan_local
+from transfer_queue.launch.ports import with_free_ports
 
 pytestmark = pytest.mark.timeout(600)  # a browser and servers start, on whatever machine
 STAGES = {"reward": (["tokens"], "reward"), "advantage": (["reward"], "adv"), "trainer": (["tokens", "adv"], "")}
@@ -32,13 +37,15 @@ WHY_PICTURE = ROOT / "docs" / "pictures" / "why.svg"
 
 
 class Pipeline:
-    """rollout -> reward -> advantage -> trainer, a client each. Reward is stuck after its first batch."""
+    """rollout -> reward -> advantage -> trainer, a client each. Reward is stuck after its first batch, or needs
+    ``slow_s`` seconds for each."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, batches: int = 2, slow_s: float = 0.0) -> None:
+        self.batches, self.slow_s = batches, slow_s
         config = AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))
         self.goes_on = threading.Event()
         self.clients = {name: TransferQueueClient(f"{name}_worker", config) for name in ("rollout", *STAGES)}
-        for _ in range(2):
+        for _ in range(batches):
             self.clients["rollout"].put(TensorDict({"tokens": torch.ones(ROWS, 100)}, [ROWS]), partition_id="train_7")
         self.threads = [threading.Thread(target=self.run, args=(name,)) for name in STAGES]
         for thread in self.threads:
@@ -46,10 +53,10 @@ class Pipeline:
 
     def run(self, name: str) -> None:
         fields, result = STAGES[name]
-        for step in range(2):
+        for step in range(self.batches):
             meta = self.clients[name].get_meta(fields, ROWS, "train_7", task_name=name, timeout=500)
-            if name == "reward" and step == 1:
-                self.goes_on.wait(500)
+            if name == "reward" and (step or self.slow_s):
+                self.goes_on.wait(self.slow_s or 500)
             if result:
                 self.clients[name].put(TensorDict({result: torch.ones(ROWS, 1)}, [ROWS]), metadata=meta)
 
@@ -109,6 +116,34 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     page.keep("stuck")
 
 
+def test_a_slow_stage_is_named_in_words_and_on_the_page(page: Page) -> None:
+    """It goes on all the time, so that no wait is long: what tells is the sum of them."""
+    with running_stack(units=1, capacity="64Mi") as stack:
+        pipeline = Pipeline(stack, batches=500, slow_s=0.5)
+        try:
+            wait_until(lambda: look(stack)["counters"]["rows_put"] > 503 * ROWS, "reward has written some batches", 120)
+            command = ["-m", "transfer_queue.cli", "why", "--controller", stack.address]
+            for _ in range(20):  # between two batches nobody waits
+                done = subprocess.run(
+                    [sys.executable, *command], capture_output=True, text=True, timeout=250, cwd=ROOT, check=True
+                )
+                if " holds up " in done.stdout:
+                    break
+            assert done.stdout.startswith("'reward' holds up "), done.stdout
+            assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in done.stdout
+            page.show(url(stack))
+            wait_until(
+                lambda: "waiting is for reward, by reward" in page.text("#chart-reasons .verdict"),
+                "the plot says it",
+                60,
+            )
+            wait_until(lambda: "'reward' holds up " in page.text("#why"), "the page says it", 60)
+            page.keep("slow")
+        finally:
+            pipeline.batches = 0
+            pipeline.close()
+
+
 def test_a_picture_of_tq_why_is_kept_in_the_docs(stuck: Stack) -> None:
     command = ["-m", "transfer_queue.cli", "why", "--controller", stuck.address]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, cwd=ROOT)
@@ -161,6 +196,9 @@ def test_the_timeline_shows_which_put_ended_a_wait(stuck: Stack, page: Page) -> 
     page.ask("document.querySelector('#timeline summary').click()")
     page.ask("document.getElementById('timeline-span').value = '600'; drawTimeline()")
     wait_until(lambda: page.ask("document.querySelectorAll('#lanes .arrow').length"), "an arrow is drawn", 60)
+    assert page.ask("document.querySelectorAll('#lanes .arrow').length") == sum(
+        bool(each["ended_by"]) for each in events
+    )
     assert "for tokens, adv, and goes on" in page.text("#timeline table")
     assert page.violations() == []
     page.keep("timeline")
@@ -187,6 +225,25 @@ def test_five_hundred_partitions_with_long_names_are_found(page: Page) -> None:
         past = json.loads(stack.controller.http("/api/history?span=300")[1])
         assert past["left_out"]["partitions"] == 500 - len(past["partitions"])
         client.close()
+
+
+def test_the_pages_of_several_controllers_link_to_each_other(page: Page, tmp_path: Path) -> None:
+    resource = {
+        "apiVersion": "transferqueue.io/v1alpha1",
+        "kind": "TransferQueue",
+        "metadata": {"name": "wide"},
+        "spec": {
+            "backend": {"simple": {}},
+            "storage": {"replicas": 1, "capacity": "16Mi"},
+            "controller": {"shards": 2},
+        },
+    }
+    with LocalStack(plan_local(with_free_ports(parse(resource))), tmp_path).start() as stack:
+        page.show(stack.page)
+        assert page.text("#shards [aria-current=page]") == "controller 0"
+        page.show(str(page.ask("document.querySelectorAll('#shards a')[1].href")))
+        assert page.text("#shards [aria-current=page]") == "controller 1"
+        assert page.violations() == []
 
 
 def test_an_empty_queue_says_so(page: Page) -> None:

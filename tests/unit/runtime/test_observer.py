@@ -9,9 +9,13 @@ from time import monotonic
 import pytest
 
 from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control.commands import BlockRef, Clear, Commit, Fetch
 from transfer_queue.control.core import ControlCore
+from transfer_queue.control.schema import FieldSchema
 from transfer_queue.runtime.controller import Controller
 from transfer_queue.runtime.observer import Observer
+
+TOKENS = [FieldSchema("tokens", "ragged", "int64", (None,))]
 
 
 @pytest.mark.parametrize(("span", "step_s"), [("nan", 36), ("-1", 36), ("soon", 36), ("inf", 900), ("1", 1)])
@@ -32,3 +36,24 @@ async def test_an_answer_is_made_once_for_all_pages_until_the_next_sample(monkey
     observer.sample(monotonic())
     await observer.page({})
     assert made[2:] == [(3600, "")]
+
+
+async def test_ready_rows_are_those_of_all_partitions() -> None:
+    core = ControlCore()
+    observer = Observer(Controller(ControllerConfig(), core, asyncio.get_running_loop()))
+    core.unit_joined(1, [], 0.0)
+    for number in range(40):  # more than have a past
+        block = [BlockRef(1, number + 1, 0, 3, 1000)]
+        core.apply(Commit(f"p{number}", append=3, fields=TOKENS, blocks=block), 0.0)
+        core.apply(Fetch(f"p{number}", ["tokens"], 1, "trainer"), 0.0)
+
+    def ready(seconds: int) -> tuple[float, float]:
+        for _ in range(seconds):  # a look takes at most 2 ms, and goes on a second later
+            observer.sample(observer._sampled + 1)
+        seen = observer.view(60, "")
+        (task,) = seen["tasks"]
+        return seen["queue"]["ready"][-1], task["ready"][-1]
+
+    assert ready(2 * 40) == (80.0, 80.0)
+    core.apply(Clear("p39"), 0.0)
+    assert ready(2 * 40) == (78.0, 78.0)
