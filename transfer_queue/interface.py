@@ -96,7 +96,7 @@ async def async_kv_put(
     data_parser: DataParser | None = None,
     *,
     lock: GlobalLock | None = None,
-    placement: Literal["host", "device"] = "host",
+    placement: Literal["host", "device"] | None = None,
 ) -> KVBatchMeta:
     """Create or update one row.
 
@@ -137,7 +137,7 @@ async def async_kv_batch_put(
     data_parser: DataParser | None = None,
     *,
     lock: GlobalLock | None = None,
-    placement: Literal["host", "device"] = "host",
+    placement: Literal["host", "device"] | None = None,
 ) -> KVBatchMeta:
     """Create or update the rows of ``keys``, all or nothing.
 

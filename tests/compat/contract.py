@@ -209,7 +209,7 @@ OPTIONAL = {
     "async_get_meta": {"batch_size": None, "partition_id": ""},
 }
 EXTENSIONS = {
-    **{f"{prefix}{name}": {"lock"} for name in ("kv_put", "kv_batch_put") for prefix in ("", "async_")},
+    **{f"{prefix}{name}": {"lock", "placement"} for name in ("kv_put", "kv_batch_put") for prefix in ("", "async_")},
     "BatchMeta": {"samples"},
     "GRPOGroupNSampler": {"group_tag"},
     "reset_consumption": {"idle"},
@@ -217,8 +217,8 @@ EXTENSIONS = {
     "StreamingDataset": {"total_samples", "lease"},
     "get_meta": {"timeout", "lease", "token_budget", "is_last"},
     "async_get_meta": {"timeout", "lease", "token_budget", "is_last"},
-    "put": {"custom_meta", "is_last"},
-    "async_put": {"custom_meta", "is_last"},
+    "put": {"custom_meta", "is_last", "placement"},
+    "async_put": {"custom_meta", "is_last", "placement"},
     **{
         f"{prefix}{name}": {"zero_copy", "out", "device", "layout"}
         for name in ("kv_batch_get", "kv_batch_get_by_meta", "get_data")

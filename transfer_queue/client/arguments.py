@@ -51,7 +51,7 @@ def check_partition(partition_id: object) -> str:
 
 def check_placement(placement: object) -> bool:
     """Whether a put is to stay on the GPU. Raises InvalidInputError for another word, and where there is no GPU."""
-    if placement == "host":
+    if placement in (None, "host"):
         return False
     if placement != "device":
         raise InvalidInputError(f"placement must be 'host' or 'device', not {placement!r}")

@@ -256,7 +256,7 @@ class AsyncClient:
         *,
         custom_meta: list[dict[str, Any]] | None = None,
         is_last: bool = False,
-        placement: Literal["host", "device"] = "host",
+        placement: Literal["host", "device"] | None = None,
     ) -> BatchMeta:
         """Write rows: append them to a partition, or add fields to existing rows. All or nothing in a partition.
 

@@ -64,7 +64,7 @@ class KvOperations:
         tag: Tag | None,
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
-        placement: str = "host",
+        placement: str | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tag is None:
             raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
@@ -84,7 +84,7 @@ class KvOperations:
         tags: list[Tag] | None,
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
-        placement: str = "host",
+        placement: str | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         if fields is None and tags is None:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
@@ -104,7 +104,7 @@ class KvOperations:
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
         expects: dict[str, int] | None = None,
-        placement: str = "host",
+        placement: str | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         check_partition(partition_id)
         on_device = check_placement(placement)

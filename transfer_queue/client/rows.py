@@ -320,7 +320,7 @@ class RowOperations:
         data_parser: DataParser | None,
         custom_meta: list[dict[str, Any]] | None,
         is_last: bool,
-        placement: str = "host",
+        placement: str | None = None,
     ) -> Operation[Any, BatchMeta]:
         check_data("data", data)
         on_device = check_placement(placement)
