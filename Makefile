@@ -71,6 +71,7 @@ check: setup ## Lint, format, types, layers, generated files
 	lint-imports
 	$(PYTHON) -m tq_operator.api.generate --check
 	$(PYTHON) -m transfer_queue.runtime.metrics_page --check docs/metrics.md
+	$(PYTHON) -m tests.features --check docs/architecture.md
 	$(PYTHON) scripts/tutorials --check
 
 simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
@@ -86,6 +87,7 @@ fmt: setup ## Format and mend what can be mended
 generate: setup ## Write the generated files: CRD, values schema, list of metrics, tutorials' pages
 	$(PYTHON) -m tq_operator.api.generate
 	$(PYTHON) -m transfer_queue.runtime.metrics_page docs/metrics.md
+	$(PYTHON) -m tests.features docs/architecture.md
 	$(PYTHON) scripts/tutorials
 
 docs: setup ## Build the documentation into site/; any warning fails

@@ -18,7 +18,7 @@ SUITE = "transfer_queue.storage.conformance"
 Run = Callable[..., "dict[str, str]"]
 
 
-CASES = 34
+CASES = 35
 """Of the suite; the same ids for every backend."""
 # openYuanrong has no wheel for Python 3.13.
 collect_ignore = ["test_yuanrong.py"] if sys.version_info >= (3, 13) else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +16,10 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.client.draining import drain_unit, undrain_unit
 from transfer_queue.config.processes import Durability
 from transfer_queue.control.directory import shard_of
+from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, mark_end
 from transfer_queue.errors import CapacityError, TransferQueueError
 from transfer_queue.storage.conformance.servers import CAPACITY, Servers, wait_until
 
@@ -127,3 +131,37 @@ def _overfill(partitions: list[str]) -> None:
     fields = TensorDict({"x": torch.zeros(4, MIB, dtype=torch.uint8)}, batch_size=[4])
     for number in range(2 * CAPACITY // (4 * MIB) + 1):
         tq.kv_batch_put([f"{number} {key}" for key in _KEYS], partitions[number % len(partitions)], fields)
+
+
+def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, tmp_path: Path) -> None:
+    """A unit is drained, a checkpoint loaded, leased rows come again, and a loader reads by processes of its own."""
+    partitions = [_partition_on(shard) for shard in range(SHARDS)]
+    with _queue(servers, tmp_path, "none") as queue:
+        client = tq.get_client()
+        for number, partition in enumerate(partitions):
+            _put(partition, number)
+        asyncio.run(drain_unit([queue.address], "storage-0"))
+        assert [_values(partition) for partition in partitions] == [[number] * 4 for number in range(SHARDS)]
+        asyncio.run(undrain_unit([queue.address], "storage-0"))
+
+        tq.save_checkpoint(tmp_path / "checkpoint", include_storage=True)
+        for partition in partitions:
+            tq.kv_clear(_KEYS, partition)
+        tq.load_checkpoint(tmp_path / "checkpoint")
+        views = [tq.kv_batch_get(_KEYS, partition, zero_copy=True)["x"] for partition in partitions]
+        assert [int(view[0][0]) for view in views] == list(range(SHARDS))
+
+        for number, partition in enumerate(partitions):
+            for lease in (0.1, math.inf):
+                meta = client.get_meta(["x"], 4, partition, task_name="train", lease=lease, timeout=60)
+                assert {int(row.unique()) for row in client.get_data(meta)["x"]} == {number}
+            mark_end(partition)
+            dataset = StreamingDataset(None, 2, 2, ["x"], partition, task_name="other", dp_rank=0)
+            batches = list(
+                StreamingDataLoader(dataset, num_workers=1, collate_fn=_first_values, multiprocessing_context="spawn")
+            )
+            assert batches == [[number] * 2] * 2
+
+
+def _first_values(sample: tuple[TensorDict, tq.BatchMeta]) -> list[int]:
+    return [int(row[0]) for row in sample[0]["x"]]
