@@ -6,18 +6,23 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.component import wait_until
 from tests.cluster.errors import ClusterError
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.product import (
     NAMESPACE,
     access,
     apply,
+    job,
+    logs,
     queue,
     tq,
     wait_ready,
@@ -80,3 +85,48 @@ def test_the_plugin_forwards_a_port_of_a_master(masters: Cluster) -> None:
                 assert json.load(answer)["leader_address"]
         finally:
             forwarding.send_signal(signal.SIGINT)
+
+
+def test_after_the_loss_of_the_etcd_for_trials_the_masters_start_over_and_it_is_said_what_was_lost(
+    masters: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(masters, job("keeps-on", "keeps_on.py", "node1", [], QUEUE))
+
+    def outcomes() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in logs(masters, "keeps-on").splitlines() if line.startswith('{"time"')]
+
+    def told() -> list[str]:
+        path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
+        found = access(masters).cluster.call("GET", path)["items"]
+        return [each["note"] for each in found if each["reason"] == "RowsLost"]
+
+    def names() -> dict[str, str]:
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in access(masters).pods(QUEUE)}
+
+    try:
+        wait_until(lambda: bool(outcomes()), "rows are put", 120)
+        before, began = names(), time.time()
+        masters.kubectl("delete", "pod", ETCD, "-n", NAMESPACE)
+        wait_until(lambda: bool(told()), "it is said what was lost", 60)
+        assert f"Pod {ETCD} was replaced" in told()[0]
+        assert "bytes" in told()[0]
+
+        def replaced() -> bool:
+            now = names()
+            return now.keys() == before.keys() and all(
+                now[name] != uid for name, uid in before.items() if "controller" not in name
+            )
+
+        wait_until(replaced, "masters and storage units are new", 60)
+        wait_ready(masters, QUEUE)
+        ready = time.time()
+        wait_until(lambda: outcomes()[-1]["outcome"] == "ok" and outcomes()[-1]["time"] > began, "puts go on", 120)
+        with capsys.disabled():
+            words = (
+                f"Ready after {ready - began:.0f} s, the client goes on after {outcomes()[-1]['time'] - began:.0f} s"
+            )
+            print(f" {words} ", end="")
+        (controller,) = (name for name in before if "controller" in name)
+        assert names()[controller] == before[controller]
+    finally:
+        masters.kubectl("delete", "job", "keeps-on", "-n", NAMESPACE, "--wait=false")
