@@ -28,6 +28,12 @@ __all__ = [
 APPLIED_ANNOTATION = f"{GROUP}/applied"
 # Fields that identify entries of a list. Several entries may share a value, such as two tolerations of one key.
 _KEYS: Final = ("name", "mountPath", "uid", "key", "topologyKey")
+_KEPT: Final = (
+    *("labelSelector", "namespaceSelector", "podSelector"),  # without them less is selected than with an empty one
+    *("allowPrivilegeEscalation", "automountServiceAccountToken", "enableServiceLinks", "readOnlyRootFilesystem"),
+    *("maxUnavailable", "minAvailable", "replicas", "runAsGroup", "runAsNonRoot", "runAsUser"),
+)
+"""Fields that the apiserver keeps if they are empty, false or 0, and that mean something else if they are missing."""
 _QUANTITIES: Final = ("requests", "limits", "sizeLimit", "divisor")
 
 
@@ -68,14 +74,15 @@ def contains(observed: Any, wanted: Any, field: str = "") -> bool:
     """Whether ``observed`` contains every field of ``wanted``."""
     if isinstance(wanted, Mapping):
         if not isinstance(observed, Mapping):
-            return not wanted and observed is None  # the apiserver drops some empty objects
+            # The apiserver drops some empty objects.
+            return not wanted and observed is None and field not in _KEPT
         inner = field if field in _QUANTITIES else ""
         return all(contains(observed.get(key), value, inner or key) for key, value in wanted.items())
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return _contains_entries(observed or [], wanted)
     if field in _QUANTITIES and isinstance(observed, str):
         return amount(observed) == amount(str(wanted))
-    return bool(observed == wanted) or (observed is None and wanted in (False, "", 0))
+    return bool(observed == wanted) or (observed is None and wanted in (False, "", 0) and field not in _KEPT)
 
 
 def _contains_entries(observed: Sequence[Any], wanted: Sequence[Any]) -> bool:

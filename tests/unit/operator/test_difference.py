@@ -65,6 +65,19 @@ def test_a_change_by_hand_differs(wanted: dict[str, Any], path: tuple[Any, ...],
     assert differs(wanted, observed)
 
 
+def test_a_field_that_is_missing_differs_from_an_empty_one_where_that_is_another_thing(wanted: dict[str, Any]) -> None:
+    pod = wanted["spec"]["template"]["spec"]
+    pod |= {"automountServiceAccountToken": False, "hostNetwork": False}
+    observed = observed_of(wanted)
+    del observed["spec"]["template"]["spec"]["hostNetwork"]
+    assert not differs(wanted, observed), "the apiserver drops it"
+    del observed["spec"]["template"]["spec"]["automountServiceAccountToken"]
+    assert differs(wanted, observed)
+    everybody = {"metadata": {}, "spec": {"ingress": [{"from": [{"namespaceSelector": {}}]}], "args": {}}}
+    assert not differs(everybody, {"metadata": {}, "spec": {"ingress": [{"from": [{"namespaceSelector": {}}]}]}})
+    assert differs(everybody, {"metadata": {}, "spec": {"ingress": [{"from": [{}]}]}})
+
+
 def test_entries_that_share_their_key_are_each_found(wanted: dict[str, Any]) -> None:
     pod = wanted["spec"]["template"]["spec"]
     effects = [
