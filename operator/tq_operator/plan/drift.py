@@ -38,8 +38,10 @@ _ALLOWED: Final = (
     "spec.ipFamilyPolicy",
     "spec.replicas",
     "spec.template.metadata",
+    "spec.volumeClaimTemplates",
 )
-"""Fields that the apiserver allocates, replica counts, and marks such as ``kubectl rollout restart`` sets."""
+"""Fields that the apiserver allocates, replica counts, marks such as ``kubectl rollout restart`` sets, and a list with
+defaults that nobody can change."""
 _UNKNOWN: Final = "before-first-apply"
 """Owner of all fields of an object, including defaults, after its ``managedFields`` were cleared."""
 _KEYS: Final = (("mountPath",), ("port", "protocol"), ("containerPort", "protocol"), ("name",), ("topologyKey",))
@@ -142,7 +144,9 @@ def _has_more(theirs: Any, ours: Any) -> bool:
     """Whether others added to a mapping or list that is set as one value, such as the selector of a Service."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return any(name not in ours or _has_more(value, ours[name]) for name, value in theirs.items())
-    return isinstance(ours, list) and isinstance(theirs, list) and len(theirs) > len(ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(theirs) > len(ours) or any(map(_has_more, theirs, ours))
+    return False
 
 
 def _step(name: str) -> _Step | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ POD = ("spec", "template", "spec")
 
 
 def child(kind: str) -> dict[str, Any]:
-    children = desired_children(queue("{backend: {simple: {}}}"), IMAGES)
+    children = desired_children(queue("{backend: {simple: {}}, security: {networkPolicy: true}}"), IMAGES)
     return stamped(next(child for child in children if child["kind"] == kind))
 
 
@@ -83,6 +84,23 @@ def test_a_port_under_another_name_is_no_second_port_with_its_number() -> None:
     observed["spec"]["ports"][0]["name"] += "x"
     observed["spec"]["sessionAffinity"] = "None"
     assert patched(wanted, observed)["/spec"]["ports"] == wanted["spec"]["ports"]
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda rules: rules.append({}),
+        lambda rules: rules[0]["from"].append({"ipBlock": {"cidr": "0.0.0.0/0"}}),
+        lambda rules: rules[1]["ports"][0].update(endPort=65535),
+    ],
+)
+def test_what_others_admit_in_a_rule_of_a_network_policy_is_drift(add: Callable[[Any], None]) -> None:
+    wanted = child("NetworkPolicy")
+    observed = changed(wanted, nested(("spec", "ingress"), {}))
+    assert drift(wanted, observed) == []
+    add(observed["spec"]["ingress"])
+    assert drift(wanted, observed) == ["spec.ingress"]
+    assert patched(wanted, observed)["/spec"] == wanted["spec"]
 
 
 @pytest.mark.parametrize(
