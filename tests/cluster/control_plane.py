@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.component import Component, wait_until
-from tests.cluster.network import API_SERVICE, CONTROL, DNS_SERVICE, SERVICE_RANGE
+from tests.cluster.network import ANY, API_SERVICE, CONTROL, DNS_SERVICE, IPV6, SERVICE_RANGE, in_url
 from tests.cluster.paths import SOURCE, state_folder
 from tests.cluster.pki import Authority, KeyPair
 
 API_PORT = 6443
 ETCD_PORT = 2379
 START_SECONDS = 90.0
-INTERNAL_SERVER = f"https://{CONTROL.address}:{API_PORT}"
+INTERNAL_SERVER = f"https://{in_url(CONTROL.address)}:{API_PORT}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ControlPlane:
         return {
             "etcd-servers": f"http://127.0.0.1:{ETCD_PORT}",
             "secure-port": API_PORT,
-            "bind-address": "0.0.0.0",
+            "bind-address": ANY,
             "advertise-address": CONTROL.address,
             "service-cluster-ip-range": SERVICE_RANGE,
             "tls-cert-file": serving.certificate,
@@ -152,11 +152,11 @@ def admin_kubeconfig() -> Path:
 
 def _corefile(kubeconfig: Path) -> str:
     # Names outside the cluster do not exist, at once: nothing here may ask the world.
-    return f"""cluster.local:53 in-addr.arpa:53 {{
+    return f"""cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {{
   errors
   health 127.0.0.1:8080
   ready 127.0.0.1:8181
-  kubernetes cluster.local in-addr.arpa {{
+  kubernetes cluster.local in-addr.arpa ip6.arpa {{
     kubeconfig {kubeconfig}
     pods insecure
   }}
@@ -191,7 +191,7 @@ def addons() -> str:
                 "namespace": namespace,
                 "labels": {"kubernetes.io/service-name": name},
             },
-            "addressType": "IPv4",
+            "addressType": "IPv6" if IPV6 else "IPv4",
             "endpoints": [{"addresses": [CONTROL.address]}],
             "ports": ports,
         },

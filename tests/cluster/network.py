@@ -1,12 +1,14 @@
 """The cluster's own network: a namespace for the control plane, one a node, and a bridge that joins them.
 
 Nothing here has a way out of the machine, and the machine's own namespace is untouched. Addresses: nodes in
-10.123.0.0/24, pods in 10.244.N.0/24, Services in 10.96.0.0/16. All traffic of pods is routed, none bridged, so
-that Services work without the kernel's bridge filter.
+10.123.0.0/24, pods in 10.244.N.0/24, Services in 10.96.0.0/16; with TQ_CLUSTER_IP=6 all of them IPv6, in
+fd10:123::/64, fd10:244:N::/64 and fd10:96::/112. All traffic of pods is routed, none bridged, so that Services work
+without the kernel's bridge filter.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,14 @@ from pathlib import Path
 from tests.cluster.commands import run
 from tests.cluster.paths import state_folder
 
-SERVICE_RANGE = "10.96.0.0/16"
-API_SERVICE = "10.96.0.1"
-DNS_SERVICE = "10.96.0.10"
-POD_RANGE = "10.244.0.0/16"
+IPV6 = os.environ.get("TQ_CLUSTER_IP", "4") == "6"
+SERVICE_RANGE, API_SERVICE, DNS_SERVICE, POD_RANGE = (
+    ("fd10:96::/112", "fd10:96::1", "fd10:96::a", "fd10:244::/32")
+    if IPV6
+    else ("10.96.0.0/16", "10.96.0.1", "10.96.0.10", "10.244.0.0/16")
+)
+ANY = "::" if IPV6 else "0.0.0.0"
+"""What programs listen on."""
 BRIDGE = "cluster0"
 
 
@@ -39,8 +45,17 @@ class Host:
         return run(["nsenter", f"--net={self.namespace}", "--", *argv])
 
 
-CONTROL = Host("control", "10.123.0.1")
-NODES = (Host("node1", "10.123.0.11", "10.244.1.0/24"), Host("node2", "10.123.0.12", "10.244.2.0/24"))
+if IPV6:
+    CONTROL = Host("control", "fd10:123::1")
+    NODES = (Host("node1", "fd10:123::11", "fd10:244:1::/64"), Host("node2", "fd10:123::12", "fd10:244:2::/64"))
+else:
+    CONTROL = Host("control", "10.123.0.1")
+    NODES = (Host("node1", "10.123.0.11", "10.244.1.0/24"), Host("node2", "10.123.0.12", "10.244.2.0/24"))
+
+
+def in_url(address: str) -> str:
+    """An address as the host of a URL."""
+    return f"[{address}]" if ":" in address else address
 
 
 def make_network(nodes: Sequence[Host] = NODES) -> None:
@@ -49,13 +64,15 @@ def make_network(nodes: Sequence[Host] = NODES) -> None:
     for host in hosts:
         _make_namespace(host)
     CONTROL.command("ip", "link", "add", BRIDGE, "type", "bridge")
-    CONTROL.command("ip", "address", "add", f"{CONTROL.address}/24", "dev", BRIDGE)
+    # The kernel does not look for others with an address before it uses it: there are none.
+    length, own = (64, ["nodad"]) if IPV6 else (24, [])
+    CONTROL.command("ip", "address", "add", f"{CONTROL.address}/{length}", "dev", BRIDGE, *own)
     CONTROL.command("ip", "link", "set", BRIDGE, "up")
     for node in nodes:
         peer = ["peer", "name", "eth0", "netns", str(node.namespace)]
         CONTROL.command("ip", "link", "add", node.name, "type", "veth", *peer)
         CONTROL.command("ip", "link", "set", node.name, "master", BRIDGE, "up")
-        node.command("ip", "address", "add", f"{node.address}/24", "dev", "eth0")
+        node.command("ip", "address", "add", f"{node.address}/{length}", "dev", "eth0", *own)
         node.command("ip", "link", "set", "eth0", "up")
         node.command("ip", "route", "add", "default", "via", CONTROL.address)
     for host in hosts:
@@ -70,4 +87,5 @@ def _make_namespace(host: Host) -> None:
     fix = "The kernel may limit network namespaces: see /proc/sys/user/max_net_namespaces."
     run(["unshare", f"--net={host.namespace}", "true"], fix=fix)
     host.command("ip", "link", "set", "lo", "up")
-    host.command("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    forwards = "ipv6/conf/all/forwarding" if IPV6 else "ipv4/ip_forward"
+    host.command("sh", "-c", f"echo 1 > /proc/sys/net/{forwards}")

@@ -14,7 +14,7 @@ from tests.cluster.component import Component, program, wait_until
 from tests.cluster.control_plane import INTERNAL_SERVER
 from tests.cluster.errors import ClusterError
 from tests.cluster.host import CNI_FOLDER
-from tests.cluster.network import DNS_SERVICE, POD_RANGE, Host
+from tests.cluster.network import ANY, DNS_SERVICE, POD_RANGE, Host
 from tests.cluster.paths import SOURCE, state_folder
 from tests.cluster.pki import Authority
 
@@ -92,6 +92,7 @@ class Node:
         configuration = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
+            "address": ANY,
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
@@ -144,6 +145,7 @@ class Node:
         pair = authority.issue(f"{self.name}-kube-proxy", "system:kube-proxy")
         flags = {
             "kubeconfig": authority.kubeconfig(self.folder / "kube-proxy.kubeconfig", INTERNAL_SERVER, pair),
+            "bind-address": ANY,
             "cluster-cidr": POD_RANGE,
             "hostname-override": self.name,
             "proxy-mode": "nftables",
@@ -156,7 +158,7 @@ class Node:
         ipam = {
             "type": "host-local",
             "ranges": [[{"subnet": self.host.pods, "gateway": gateway}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "routes": [{"dst": f"{ANY}/0"}],
         }
         plugins = [
             {"type": "ptp", "ipMasq": False, "ipam": ipam},
