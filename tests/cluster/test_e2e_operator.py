@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from kubernetes.dynamic.exceptions import NotFoundError
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.component import wait_until
 from tests.cluster.product import (
+    CHART,
     NAMESPACE,
     OPERATOR,
     SYSTEM,
@@ -30,7 +33,7 @@ from tests.cluster.product import (
     wait_ready,
 )
 from tq_operator.kubectl.access import condition, is_ready
-from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
+from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION, selector
 from tq_operator.plan.step import PAUSE
 from tq_operator.runtime.certificates import secret_data
 from tq_operator.runtime.cluster import Cluster as RuntimeCluster
@@ -242,3 +245,45 @@ def test_operators_that_were_away_take_up_what_there_is_and_leave_a_paused_queue
         *("get", "pods", "-n", NAMESPACE, "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")
     )
     assert set(restarts.split()) == {"0"}
+
+
+def test_a_missing_storage_unit_raises_the_alert_and_is_on_the_page(replicated: Cluster) -> None:
+    name = "short"
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector(name, "storage")}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    storage = {"replicas": 3, "capacity": "64Mi", "affinity": affinity}  # on two nodes
+    (rule,) = (
+        rule
+        for group in yaml.safe_load((CHART / "files" / "alerts" / "transferqueue.yaml").read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == "TransferQueueUnitsMissing"
+    )
+    left, operator, right = rule["expr"].split()
+    assert operator == "<"
+
+    def page(path: str) -> str:
+        (pod,) = (pod for pod in access(replicated).pods(name) if "controller" in pod["metadata"]["name"])
+        port = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:9060/proxy"
+        return access(replicated).cluster.read(port + path)
+
+    def units() -> tuple[float, float]:
+        found = dict(line.split() for line in page("/metrics").splitlines() if line.startswith((left, right)))
+        return float(found[left]), float(found[right])
+
+    def says(summary: str) -> bool:
+        return bool(access(replicated).queue(name).get("status", {}).get("storage", {}).get("summary") == summary)
+
+    # The page is served where nobody is kept out.
+    open_to_all = {"tls": {"mode": "off"}}
+    apply(replicated, queue(name, backend={"simple": {}}, storage=storage, security=open_to_all))
+    try:
+        wait_until(lambda: says("2/3"), "two units are ready", 120)
+        wait_until(lambda: units() == (2, 3), "the alert's expression is true", 60)
+        drawn = json.loads(page("/api/dataflow"))
+        assert (sum(unit["connected"] for unit in drawn["units"]), drawn["expected_units"]) == (2, 3)
+        ready = condition(access(replicated).queue(name), "Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
+        replicated.kubectl("scale", "-n", NAMESPACE, f"tq/{name}", "--replicas=2")
+        wait_until(lambda: units() == (2, 2), "two are wanted, and the alert is over", 150)
+    finally:
+        replicated.kubectl("delete", "-n", NAMESPACE, f"tq/{name}", "--timeout=60s")
