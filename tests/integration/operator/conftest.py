@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,14 @@ def environment(plane: ControlPlane, certificates: Path, webhook: int, health: i
 
 @pytest.fixture(scope="package")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("plane")) as running:
+    with chart_plane(tmp_path_factory.mktemp("plane")) as running:
+        yield running
+
+
+@contextmanager
+def chart_plane(folder: Path) -> Iterator[ControlPlane]:
+    """A control plane with the definitions and rights of the chart."""
+    with control_plane(folder) as running:
         manifests = rendered_chart(running)
         running.kubectl("create", "namespace", RELEASE[1])
         for manifest in manifests:

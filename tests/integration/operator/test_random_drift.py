@@ -1,0 +1,75 @@
+"""Whatever somebody changes in the children of a queue, they are soon as the queue wants them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import config
+
+from tests.integration.operator.conftest import Operator, environment
+from tests.integration.operator.control_plane import ControlPlane, free_port, process
+from tests.integration.operator.drift import Actor, Watcher, children_of, is_ready, kubelet, until_back
+from tests.waiting import wait_until
+from tq_operator.runtime.cluster import Cluster
+
+pytestmark = pytest.mark.timeout(1200)
+
+NAMESPACE = "drifting"
+QUEUES = {
+    "plain": "{backend: {simple: {}}, controller: {durability: node, shards: 2}, security: {networkPolicy: true}}",
+    "cold": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, security: {tls: {mode: operator}}}",
+}
+QUEUE = """
+apiVersion: transferqueue.io/v1alpha1
+kind: TransferQueue
+metadata: {name: NAME, namespace: drifting}
+spec: SPEC
+"""
+BACK_S = 30.0
+CHANGES = int(os.environ.get("TQ_DRIFT_CHANGES", "60"))
+SEED = int(os.environ.get("TQ_DRIFT_SEED", "1"))
+
+
+@pytest.fixture
+def drifting(plane: ControlPlane, certificates: Path, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that looks at all queues every five minutes only, as in the chart, and two queues."""
+    webhook, health = free_port(), free_port()
+    variables = environment(plane, certificates, webhook, health, TQ_RESYNC_SECONDS="300")
+    plane.kubectl("create", "namespace", NAMESPACE)
+    with process([sys.executable, "-m", "tq_operator"], tmp_path / "log", **variables) as child:
+        running = Operator(plane, child, health, tmp_path / "log", webhook)
+        wait_until(running.ready, "the operator is ready")
+        for name, spec in QUEUES.items():
+            plane.apply(QUEUE.replace("NAME", name).replace("SPEC", spec))
+        yield running
+        plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def test_every_change_of_any_field_of_any_child_is_taken_back(
+    drifting: Operator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(config.new_client_from_config(str(drifting.plane.kubeconfig)))
+    actor, watcher = Actor(cluster, random.Random(SEED)), Watcher()
+
+    def all_ready() -> bool:
+        return all(is_ready(cluster.queue(NAMESPACE, name) or {}) for name in QUEUES)
+
+    with kubelet(cluster, NAMESPACE):
+        wait_until(all_ready, "the queues are ready")
+        before = {name: children_of(cluster, NAMESPACE, name) for name in QUEUES}
+        with watcher.watching(cluster, NAMESPACE):
+            for number in range(CHANGES):
+                name = sorted(QUEUES)[number % 2]
+                words = actor.change(NAMESPACE, name)
+
+                why = until_back(cluster, NAMESPACE, name, before[name], BACK_S)
+                assert not why, f"change {number} of seed {SEED}: {words}. {why}"
+        wait_until(all_ready, "the queues are ready again", BACK_S)
+    with capsys.disabled():
+        print(f" {CHANGES} changes; Ready without endpoints for {watcher.longest_s:.1f} s at most ", end="")
+    assert watcher.longest_s < BACK_S, watcher.worst
