@@ -21,7 +21,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast compat coverage mutants check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
+.PHONY: help demo test test-fast compat coverage mutants fresh-machine check fmt generate lock clean setup docs pictures release-dry-run e2e rdma-test chaos simulate fuzz operator-scale bench bench-smoke bench-full soak scale
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 16
@@ -73,6 +73,9 @@ check: setup ## Lint, format, types, layers, generated files
 	$(PYTHON) -m transfer_queue.runtime.metrics_page --check docs/metrics.md
 	$(PYTHON) -m tests.features --check docs/architecture.md
 	$(PYTHON) scripts/tutorials --check
+
+fresh-machine: ## Run the demo in a new Debian system, as an ordinary user and as root; SUITE=trixie (Python 3.13)
+	@scripts/fresh-machine $(or $(SUITE),trixie)
 
 simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
 	@TQ_SEEDS=$(or $(SEEDS),10000) TQ_FIRST_SEED=$(or $(FIRST),1) $(PYTHON) -m pytest -q -s tests/simulation $(PYTEST_ARGS)
