@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from transfer_queue.client.io import close_in_forked_children, shared_io
+from transfer_queue.client.io import IoThread, close_in_forked_children
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.config.quantity import Quantity
 from transfer_queue.config.security import PeerSecurity, ServerSecurity
@@ -59,7 +59,7 @@ class Exchange:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._io = shared_io()
+        self._io = IoThread()  # its own: a put may come from the copy thread of a client of a queue
         self._keepalive = Keepalive(_HEARTBEAT_S, _TIMEOUT_S)
         self._name = f"process {os.getpid()}"
         self._secrets: dict[str, str] = {}
@@ -76,6 +76,11 @@ class Exchange:
         close_in_forked_children(self)
 
     # ---------------------------------------------------------------------------------------------------------- calls
+
+    @property
+    def alive(self) -> bool:
+        """False in a child of the process that made it."""
+        return self._io.alive
 
     def put(self, block: EncodedBlock) -> Place:
         """Store a block here. Raises CapacityError, ConfigError, StartError."""

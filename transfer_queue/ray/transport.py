@@ -46,7 +46,7 @@ def exchange() -> Exchange:
     """What this process put for others and reads of them, made on first use."""
     global _exchange
     with _exchange_lock:
-        if _exchange is None:
+        if _exchange is None or not _exchange.alive:
             _exchange = Exchange(ray.util.get_node_ip_address())
         return _exchange
 

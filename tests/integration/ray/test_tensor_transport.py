@@ -13,6 +13,7 @@ from ray.experimental import set_target_for_ref
 
 from tests.integration.ray.cluster import RayCluster
 from tests.waiting import wait_until
+from transfer_queue.client.io import shared_io
 from transfer_queue.errors import ConnectionLostError, InvalidInputError
 from transfer_queue.ray import TRANSPORT, register_tensor_transport
 from transfer_queue.ray.transport import exchange
@@ -159,3 +160,12 @@ def test_what_cannot_be_put_is_refused_with_its_cause(driver: RayCluster) -> Non
         ray.get(Plain.remote().put.remote(), timeout=120)
     with pytest.raises(InvalidInputError, match=r"tensor 1 of the object: torch.sparse_coo tensors cannot be stored"):
         ray.put([torch.zeros(1), torch.eye(2).to_sparse()], _tensor_transport=TRANSPORT)
+
+
+def test_a_put_from_the_copy_thread_of_a_client_does_not_wait_for_itself(driver: RayCluster) -> None:
+    large = torch.ones(1 << 20)
+
+    async def put() -> Any:
+        return await shared_io().run_copy(lambda: ray.put(large, _tensor_transport=TRANSPORT))
+
+    assert int(ray.get(shared_io().wait(put(), 60)).sum()) == 1 << 20
