@@ -2,13 +2,14 @@
 
 The first write to fresh pages runs at a third of the speed of a copy into warm ones or less, and a consumer that takes
 batch after batch would pay that each time. So large buffers whose tensors are gone are kept, up to ``RETAIN_BYTES``,
-and handed out again for batches of similar size.
+and handed out again for batches of similar size. What no batch needs for ``RETAIN_S`` is freed with the next large one.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
+from time import monotonic
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,15 @@ LARGE_BYTES: Final = 1 << 20
 """Smaller buffers come from the C library, which recycles them itself."""
 
 RETAIN_BYTES: Final = 1 << 30
+RETAIN_S: Final = 60.0
+
+
+class _Idle:
+    __slots__ = ("buffer", "since")
+
+    def __init__(self, buffer: Bytes) -> None:
+        self.buffer = buffer
+        self.since = monotonic()
 
 
 class RecycledMemory:
@@ -29,12 +39,12 @@ class RecycledMemory:
 
     def __init__(self, retain_bytes: int = RETAIN_BYTES) -> None:
         self._retain_bytes = retain_bytes
-        self._idle: deque[Bytes] = deque()
+        self._idle: deque[_Idle] = deque()
 
     @property
     def idle_bytes(self) -> int:
         """Bytes kept for further use."""
-        return sum(buffer.nbytes for buffer in list(self._idle))
+        return sum(idle.buffer.nbytes for idle in list(self._idle))
 
     def take(self, nbytes: int) -> Bytes:
         """``nbytes`` of writable memory with arbitrary contents; recycled when nothing refers to it any more."""
@@ -52,23 +62,24 @@ class RecycledMemory:
         return lent
 
     def _find(self, size: int) -> Bytes | None:
-        for _ in range(len(self._idle)):
-            try:
-                buffer = self._idle.popleft()
-            except IndexError:
-                return None
-            if buffer.nbytes == size:
-                return buffer
-            self._idle.append(buffer)
+        """The buffer that was used last, so that those which are too many grow old."""
+        for idle in reversed(list(self._idle)):
+            if idle.buffer.nbytes == size:
+                try:
+                    self._idle.remove(idle)
+                except (ValueError, IndexError):  # another thread was faster
+                    continue
+                return idle.buffer
         return None
 
     def _give_back(self, buffer: Bytes) -> None:
-        self._idle.append(buffer)
-        while self.idle_bytes > self._retain_bytes:
-            try:
+        self._idle.append(_Idle(buffer))
+        old = monotonic() - RETAIN_S
+        try:
+            while self._idle[0].since < old or self.idle_bytes > self._retain_bytes:
                 self._idle.popleft()
-            except IndexError:
-                return
+        except IndexError:  # none is left
+            return
 
 
 empty_bytes = RecycledMemory().take

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transfer_queue.columns import recycling
 from transfer_queue.columns.recycling import LARGE_BYTES, RecycledMemory
 
 
@@ -34,6 +36,18 @@ def test_buffers_beyond_the_limit_are_not_kept() -> None:
     memory = RecycledMemory(LARGE_BYTES)
     del [memory.take(2 * LARGE_BYTES)][0]
     assert memory.idle_bytes == 0
+
+
+def test_what_no_batch_needs_is_freed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(recycling, "monotonic", lambda: now[0])
+    memory = RecycledMemory()
+    del [[memory.take(LARGE_BYTES) for _ in range(4)]][0]  # a moment with four batches at once
+    assert memory.idle_bytes == 4 * LARGE_BYTES
+    for _ in range(2):
+        now[0] += 0.9 * recycling.RETAIN_S
+        del [memory.take(LARGE_BYTES)][0]
+    assert memory.idle_bytes == LARGE_BYTES
 
 
 @given(st.lists(st.tuples(st.integers(1, 6 * LARGE_BYTES), st.booleans()), max_size=20))
