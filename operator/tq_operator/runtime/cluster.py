@@ -43,8 +43,9 @@ _KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
 }
-_IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
-"""Text of the apiserver for a change of an immutable field."""
+_IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec", "Duplicate value")
+"""Text of the apiserver for a change of an immutable field, and for an entry of ours beside a changed one of which the
+apiserver does not know who changed it, as its managedFields were cleared."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _PAGE = 100
 """Objects of a list that are read at once: admission waits while one is decoded."""
@@ -56,7 +57,7 @@ class ClusterError(Exception):
 
 
 class ImmutableError(ClusterError):
-    """An immutable field of the object has another value."""
+    """The object has a value that cannot be changed, or that no patch of ours takes back."""
 
 
 class ForbiddenError(ClusterError):

@@ -276,7 +276,7 @@ class Reconciler:
                 raise
             self._cluster.delete(before)
             applied = self._cluster.apply(manifest)
-            words = f"{what} was deleted and made again: it had another value in a field that cannot change."
+            words = f"{what} was deleted and made again: it had a value that cannot be changed in place."
             self._tell_of(document, "Recreated", what, words)
             return applied
         # A repair makes the operator own what it sets back, apart from apply. The next look ends that in silence.

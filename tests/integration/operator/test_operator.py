@@ -575,6 +575,19 @@ def test_what_others_change_in_a_service_is_taken_back_with_an_event(operator: O
     assert condition(plane, queue, "Degraded")["status"] == "False"
 
 
+def test_a_port_that_was_changed_by_nobody_known_is_replaced_with_its_service(operator: Operator, queue: str) -> None:
+    plane, name = operator.plane, f"{queue}-controller"
+    wait_until(lambda: plane.get("service", name) is not None, "the Service is there")
+    before = (plane.get("service", name) or {})["spec"]["ports"]
+    clear = '["replace", "/metadata/managedFields", [{}]]'
+    patch(plane, "service", name, '["replace", "/spec/ports/0/protocol", "UDP"]', clear)
+    wait_until(
+        lambda: (plane.get("service", name) or {"spec": {"ports": 0}})["spec"]["ports"] == before, "it is as before"
+    )
+    wait_until(lambda: condition(plane, queue, "Degraded")["status"] == "False", "nothing is refused")
+    assert any(f"Service {name} was deleted and made again" in note for note in told(plane, "Recreated"))
+
+
 def test_a_change_by_hand_and_one_of_the_spec_at_once_end_with_what_the_queue_wants(
     operator: Operator, queue: str
 ) -> None:
