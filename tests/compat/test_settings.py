@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import logging
 import socket
@@ -74,6 +75,7 @@ REFUSED = [
 ]
 REFUSED_MOONCAKE = [
     ("auto_init", {"metadata_server": "storehost:5000"}, "metadata_server.*another machine.*auto_init"),
+    ("auto_init", {"master_server_address": "203.0.113.7:50051"}, "master_server_address.*another machine"),
     ("auto_init", {"master_server_address": "localhost"}, "master_server_address.*HOST:PORT"),
     ("attach", {"auto_init": False, "metadata_server": ""}, "metadata_server: name the server"),
     ("attach", {"auto_init": False, "master_server_address": None}, "master_server_address: name the server"),
@@ -123,6 +125,18 @@ def test_rows_beyond_memory_go_to_the_folder_of_ssd_offload(alone: None, tmp_pat
     for number in range(8):
         row = tq.kv_batch_get(str(number), "p")["x"][0]
         assert (row.numel(), row.unique().tolist()) == (size, [number])
+
+
+def test_a_mooncake_store_may_be_named_by_an_address_of_this_machine() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):  # without a route it stays on the loopback address
+            probe.connect(("203.0.113.7", 9))  # sends nothing
+        own = probe.getsockname()[0].replace("0.0.0.0", "127.0.0.1")
+    addresses = {"metadata_server": f"{own}:0", "master_server_address": f"{own}:50051"}
+    section = {"storage_backend": "MooncakeStore", "MooncakeStore": addresses}
+    master = plan_queue(merge_settings({"backend": section})).master
+    assert master is not None
+    assert master.rpc_port == 50051
 
 
 def test_init_starts_a_mooncake_store_of_its_own_and_uses_one_that_is_there(alone: None, tmp_path: Path) -> None:

@@ -78,9 +78,13 @@ def _port(name: str, value: object, *, anywhere: bool = False) -> int:
 
 
 def _is_local(host: str) -> bool:
+    """Whether it is a name or an address of this machine."""
     if host in ("", "localhost", socket.gethostname()):
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        version = ipaddress.ip_address(host).version
+        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (ValueError, OSError):
         return False
+    return True
