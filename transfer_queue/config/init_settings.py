@@ -113,9 +113,14 @@ class _Mooncake(_Section):
     hard_pin: Annotated[bool, _Only(True, "cannot be false: unread rows are never evicted")] = True
 
 
+class _RayStore(_Section):
+    transport: Literal["object_store", "transferqueue", "nixl", "cuda_ipc"] = "object_store"
+
+
 class _Backend(_Section):
     simple: _Simple = Field(default=_Simple(), alias="SimpleStorage")
     mooncake: _Mooncake = Field(default=_Mooncake(), alias="MooncakeStore")
+    ray: _RayStore = Field(default=_RayStore(), alias="RayStore")
 
 
 class _Settings(_Section):

@@ -129,6 +129,8 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
     if kind == "SimpleStorage":
         return _with_spill(plan, simple.ssd_offload)
     plan = plan.with_backend_kind(_KINDS[kind])
+    if kind == "RayStore" and (transport := _plain_section(kind, merged.backend.RayStore).get("transport")):
+        return plan.with_backend_settings({"transport": transport})
     return with_mooncake(plan, merged.backend.MooncakeStore, in_ray=allow_ray) if kind == "MooncakeStore" else plan
 
 

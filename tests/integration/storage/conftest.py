@@ -33,7 +33,7 @@ def assert_all_passed(outcomes: dict[str, str]) -> None:
 def run_conformance(tmp_path: Path) -> Run:
     """Runs the suite as the author of a backend does; the outcome of each case by its id."""
 
-    def run(backend: str, *extra_paths: Path) -> dict[str, str]:
+    def run(backend: str, *extra_paths: Path, settings: str = "{}") -> dict[str, str]:
         paths = os.pathsep.join(map(str, [*extra_paths, ROOT]))
         command = [
             sys.executable,
@@ -47,7 +47,7 @@ def run_conformance(tmp_path: Path) -> Run:
             "--tb=short",
         ]
         done = preloaded.run(
-            [*command, "--pyargs", SUITE, f"--backend={backend}"],
+            [*command, "--pyargs", SUITE, f"--backend={backend}", f"--backend-settings={settings}"],
             env={**os.environ, "PYTHONPATH": paths, "PATH": f"{os.environ['PATH']}{os.pathsep}{ETCD}"},
             cwd=tmp_path,
             capture_output=True,

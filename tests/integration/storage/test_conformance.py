@@ -25,6 +25,10 @@ def test_backend_conforms(run_conformance: Run, redis_package: Path, backend: st
     assert_all_passed(run_conformance(backend, redis_package))
 
 
+def test_ray_conforms_with_blocks_that_go_by_our_tensor_transport(run_conformance: Run) -> None:
+    assert_all_passed(run_conformance("ray", settings='{"transport": "transferqueue"}'))
+
+
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_servers_of_a_killed_test_run_end(backend: str, redis_package: Path, tmp_path: Path) -> None:
     program = (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import (
+    GetTimeoutError,
     ObjectFetchTimedOutError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -21,7 +22,7 @@ from ray.exceptions import (
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.column import Bytes
 from transfer_queue.config.document import validate_document
-from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError
+from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.storage.base import (
     Backend,
     BackendContext,
@@ -32,6 +33,7 @@ from transfer_queue.storage.base import (
     UnitInfo,
 )
 from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
+from transfer_queue.storage.ray.transports import may_put, put_value, value_of
 
 __all__ = ["RayBackend", "open_backend"]
 
@@ -79,9 +81,8 @@ class RayBackend(Backend):
                 else:
                     kept = await answer(owner.reserve.remote(block_id, nbytes, wait_s), timeout_s)
                     if kept:
-                        sent = await self._context.run_copy(
-                            lambda: owner.keep.remote(block_id, nbytes, _array(block), 0.0)
-                        )
+                        content = await asyncio.to_thread(self._content, block)  # it may wait for others
+                        sent = await self._context.run_copy(lambda: owner.keep.remote(block_id, nbytes, content, 0.0))
                         kept = await answer(sent, _ANSWER_S + nbytes / _SLOWEST_BYTES_PER_S)
             except BaseException:
                 owner.free.remote([block_id])
@@ -116,8 +117,23 @@ class RayBackend(Backend):
                 raise StorageKeyNotFoundError(f"blocks {gone} are gone from storage unit {unit.name}: cleared")
             for position, content in zip(positions, contents, strict=True):
                 if not isinstance(content, bytes):
-                    content = await answer(content[0], max(0.001, deadline - loop.time()))
+                    content = await self._value(content[0], max(0.001, deadline - loop.time()))
                 blocks[position] = FetchedBlock(BlockView(content), reads[position].rows)
+
+    def _content(self, block: EncodedBlock) -> Any:
+        """The block for its owner to take over: by the transport where this process may use it."""
+        array, transport = _array(block), self._settings.transport
+        return [put_value(array, transport)] if may_put(transport) else array
+
+    async def _value(self, reference: Any, timeout_s: float) -> Bytes:
+        transport = self._settings.transport
+        if transport == "object_store":
+            value: Bytes = await answer(reference, timeout_s)
+            return value
+        try:
+            return await asyncio.to_thread(value_of, reference, transport, timeout_s)
+        except GetTimeoutError:
+            raise WaitTimeoutError(f"Ray did not answer within {timeout_s:g} s") from None
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ import ray
 
 from transfer_queue.config.document import Document
 from transfer_queue.errors import ConfigError, WaitTimeoutError
+from transfer_queue.storage.ray.transports import Transport, ready
 
 __all__ = ["RayStoreSettings", "answer", "connect", "first_line"]
 
@@ -21,12 +22,18 @@ class RayStoreSettings(Document):
     """host:port of the cluster's GCS, for processes that are not part of it yet; the Ray launcher fills it in."""
     namespace: str = "transfer_queue"
     """Ray namespace of the owners' names."""
+    transport: Transport = "object_store"
+    """How blocks come to readers: through Ray's object store, or by a tensor transport of Ray Direct Transport."""
     prefault: bool = True
     """Of the arena of other backends; without effect here."""
 
 
 def connect(settings: RayStoreSettings) -> bool:
-    """Join the cluster unless this process is part of one; True if it joined. Blocks. Raises ConfigError."""
+    """Join the cluster unless this process is part of one; True if it joined. Blocks.
+
+    Raises ConfigError, also if the transport does not work here.
+    """
+    ready(settings.transport)
     if ray.is_initialized():
         return False
     if settings.address is None:

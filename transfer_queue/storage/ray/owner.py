@@ -8,10 +8,12 @@ from typing import Any
 import ray
 
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.storage.ray.transports import Transport, put_value, ready, value_of
 from transfer_queue.storage.space import SpaceQueue
 
-__all__ = ["BlockOwner"]
+__all__ = ["BlockOwner", "DirectOwner"]
 
+_READ_S = 600.0
 _CALLS = 10_000
 """Calls that may be open at once: writers wait here for space."""
 
@@ -19,8 +21,10 @@ _CALLS = 10_000
 class _BlockOwner:
     """Holds references to blocks, which keep the objects alive, and small blocks themselves."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, transport: Transport = "object_store") -> None:
         """``capacity``: bytes of all blocks together."""
+        ready(transport)
+        self._transport = transport
         self._capacity = capacity
         self._used = 0
         self._sizes: dict[int, int] = {}
@@ -53,7 +57,8 @@ class _BlockOwner:
         return taken is not None
 
     async def keep(self, block: int, nbytes: int, content: Any, wait_s: float) -> bool:
-        """Hold a block, given as ``bytes`` or as an array, which becomes an object. False as in :meth:`reserve`.
+        """Hold a block, given as ``bytes``, as an array or as a list of a reference to one, which becomes an object.
+        False as in :meth:`reserve`.
 
         The array is an object of the writer's and goes with it; the copy is this actor's.
         """
@@ -61,11 +66,15 @@ class _BlockOwner:
             return True
         if not await self.reserve(block, nbytes, wait_s):
             return False
-        held = content if isinstance(content, bytes) else [await asyncio.to_thread(ray.put, content)]
+        held = content if isinstance(content, bytes) else [await asyncio.to_thread(self._own, content)]
         if block not in self._sizes:
             return False
         self._contents[block] = held
         return True
+
+    def _own(self, content: Any) -> Any:
+        array = value_of(content[0], self._transport, _READ_S) if isinstance(content, list) else content
+        return put_value(array, self._transport)
 
     async def contents(self, blocks: list[int]) -> list[Any]:
         """The bytes of each block or a list of the one reference to them; None for blocks that are not held."""
@@ -89,3 +98,5 @@ class _BlockOwner:
 
 
 BlockOwner: Any = ray.remote(num_cpus=0, max_concurrency=_CALLS)(_BlockOwner)
+DirectOwner: Any = ray.remote(num_cpus=0, max_concurrency=_CALLS, enable_tensor_transport=True)(_BlockOwner)
+"""For blocks that go by a tensor transport."""

@@ -16,12 +16,14 @@ from transfer_queue.config.document import validate_document
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.storage.base import StoreContext, UnitStats, UnitStore
 from transfer_queue.storage.ray.cluster import RayStoreSettings, answer, connect, first_line
-from transfer_queue.storage.ray.owner import BlockOwner
+from transfer_queue.storage.ray.owner import BlockOwner, DirectOwner
 
 __all__ = ["RayStore", "open_store"]
 
 _WATCH_S = 1.0
 _ANSWER_S = 30.0
+_START_S = 120.0
+"""Ray starts a process for the owner, which imports torch if a transport needs it."""
 
 
 class RayStore(UnitStore):
@@ -103,10 +105,13 @@ class RayStore(UnitStore):
         """On this node, so that the unit and its owner are lost together."""
         name = f"tq-blocks-{self._context.name}-{secrets.token_hex(4)}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        owner = BlockOwner.options(name=name, namespace=self._settings.namespace, scheduling_strategy=here).remote(
-            self._context.capacity
-        )
-        self._usage = await answer(owner.usage.remote(), _ANSWER_S)
+        transport, capacity = self._settings.transport, self._context.capacity
+        options: dict[str, Any] = {"name": name, "namespace": self._settings.namespace, "scheduling_strategy": here}
+        if transport == "transferqueue":  # what one put leaves between blocks is not counted
+            options["runtime_env"] = {"env_vars": {"TQ_RAY_CAPACITY": str(2 * capacity)}}
+        kind = BlockOwner if transport == "object_store" else DirectOwner
+        owner = kind.options(**options).remote(capacity, transport)
+        self._usage = await answer(owner.usage.remote(), _START_S)
         self._owner, self._name = owner, name
 
 
