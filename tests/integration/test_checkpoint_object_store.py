@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -161,3 +162,39 @@ def test_wrong_urls_are_refused_with_the_reason(store: fsspec.AbstractFileSystem
             tq.save_checkpoint("nowhere://x/y")
         with pytest.raises(InvalidInputError, match="pass the URL as a string"):
             tq.save_checkpoint(Path("s3://checkpoints/x"))
+
+
+def test_saves_at_intervals_keep_the_newest_while_producers_write(store: fsspec.AbstractFileSystem) -> None:
+    """The process is killed at some moment; what is loaded is a moment of the stream, in another number of units."""
+    series, seen = "checkpoints/run7/series", set()
+    command = [sys.executable, "-m", "transfer_queue.cli", "checkpoint", "save", f"s3://{series}"]
+
+    def complete() -> list[str]:
+        store.invalidate_cache()
+        found = [path.split("/")[3] for path in store.glob(f"{series}/*/metadata.json")]
+        seen.update(found)
+        return found
+
+    with attached(1) as stack:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TQ_CONTROLLER_ADDRESS": stack.address}
+        saver = subprocess.Popen([*command, "--every", "1", "--keep", "2"], env=environ, stdout=subprocess.DEVNULL)
+        try:
+            put = itertools.count()
+
+            def goes_on() -> bool:
+                number = next(put)
+                for partition in ("first", "second"):
+                    tq.kv_put(str(number), partition, {"x": torch.tensor([number])})
+                return bool(complete()) and len(seen) >= 4
+
+            wait_until(goes_on, "the fourth is there", 120)
+        finally:
+            saver.kill()
+            saver.wait()
+    assert 1 <= len(complete()) <= 3, "one more while it is exchanged"
+    with attached(3):
+        tq.load_checkpoint(f"s3://{series}", replace=False)
+        first, second = (tq.kv_list().get(partition, {}) for partition in ("first", "second"))
+        assert 0 <= len(first) - len(second) <= 1
+        assert set(first) == {str(number) for number in range(len(first))}
+        assert [int(x) for x in tq.kv_batch_get(list(second), "second")["x"].unbind()] == [int(key) for key in second]

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
+from transfer_queue.checkpoint.series import Series, newest
 from transfer_queue.cli.app import app
 
 
@@ -139,3 +141,30 @@ def test_metadata_that_is_no_object_is_refused(stacks: tuple[Stack, Stack], tmp_
     wrong = run("save", str(tmp_path / "x"), "--controller", stacks[0].address, "--metadata", text, code=2)
     assert "--metadata" in wrong.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_series_keeps_the_newest_whatever_the_clock_and_killed_saves_do(saved: Path, tmp_path: Path) -> None:
+    series = Series(str(tmp_path))
+    assert series.names() == []
+    moment = datetime(2026, 11, 29, 20, 30, tzinfo=timezone.utc)
+    for second in (0, 1, 3, 5):
+        name = series.next_name(moment + timedelta(seconds=second))
+        if second == 5:
+            series.prune(1)  # while the next save is under way
+        shutil.copytree(saved, tmp_path / name)
+        if second in (1, 5):
+            (tmp_path / name / "metadata.json").unlink()  # it was killed
+    assert series.names() == ["20261129T203003Z"]
+    assert series.names(complete=False) == ["20261129T203003Z", "20261129T203005Z"]
+    name = series.next_name(moment - timedelta(hours=1))
+    assert name == "20261129T203006Z"
+    shutil.copytree(saved, tmp_path / name)
+    (tmp_path / "20261129T203005Z" / "mine").write_text("")
+    (tmp_path / "other").mkdir()
+    series.prune(1)
+    assert str(newest(str(tmp_path))) == str(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["20261129T203005Z", name, "other"]
+    assert [path.name for path in (tmp_path / "20261129T203005Z").iterdir()] == ["mine"]
+    assert f"{name} holds 3 rows" in run("show", str(tmp_path)).stdout
+    refused = run("save", str(tmp_path / name), "--every", "1", code=1)
+    assert "is one checkpoint; save at intervals to another place" in refused.stderr

@@ -92,6 +92,14 @@ class CheckpointDirectory(abc.ABC):
     def remove(self, folder: str) -> None:
         """Remove the files that saves write from a folder of data, and the folder if it is then empty."""
 
+    @abc.abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders in it; none if it does not exist."""
+
+    @abc.abstractmethod
+    def erase(self) -> None:
+        """Remove the checkpoint, its manifest first, and what other saves left. Needs the lock."""
+
     def was_saved_to(self) -> bool:
         """Whether a save left a folder of data."""
         return bool(self.abandoned())
@@ -197,6 +205,18 @@ class LocalDirectory(CheckpointDirectory):
             (self._path / folder / _MARKER).unlink(missing_ok=True)
             (self._path / folder).rmdir()
 
+    def folders(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return [path.name for path in self._path.iterdir() if path.is_dir()]
+        return []
+
+    def erase(self) -> None:
+        (self._path / MANIFEST).unlink(missing_ok=True)
+        for folder in self.abandoned():
+            self.remove(folder)
+        with contextlib.suppress(OSError):  # files of somebody else stay
+            self._path.rmdir()
+
 
 class ObjectStoreDirectory(CheckpointDirectory):
     """A prefix of an object store, where a file appears as a whole once it is written."""
@@ -285,6 +305,20 @@ class ObjectStoreDirectory(CheckpointDirectory):
                 if _PART.fullmatch(path.rpartition("/")[2]):
                     self._files.rm_file(path)
             self._files.rm_file(self._at(f"{folder}/{_MARKER}"))
+
+    def folders(self) -> list[str]:
+        self._files.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError), _store_errors():
+            found = self._files.ls(self._root, detail=True)
+            return [each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
+        return []
+
+    def erase(self) -> None:
+        with contextlib.suppress(FileNotFoundError), _store_errors():
+            self._files.rm_file(self._at(MANIFEST))
+        for folder in self.folders():
+            if _DATA_FOLDER.fullmatch(folder):
+                self.remove(folder)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.checkpoint.directory import CheckpointDirectory, Range, open_directory
+from transfer_queue.checkpoint.directory import CheckpointDirectory, Range
 from transfer_queue.checkpoint.files import (
     ROWS,
     BlockPlace,
@@ -24,6 +24,7 @@ from transfer_queue.checkpoint.files import (
 )
 from transfer_queue.checkpoint.relocate import partitions_of_slots, relocate
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, WINDOW_BYTES, client_of_this_process
+from transfer_queue.checkpoint.series import newest
 from transfer_queue.checkpoint.shards import partitions_of_shard
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
@@ -60,7 +61,8 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
     served.
 
     Args:
-        checkpoint_dir: the directory or URL that was given to ``save_checkpoint``.
+        checkpoint_dir: the directory or URL that was given to ``save_checkpoint``, or to
+            ``tq checkpoint save --every``, of whose checkpoints the newest is loaded.
         replace: replace all rows of the queue by the checkpoint, atomically; the log names the partitions that had
             rows. Storage must hold both until then. If False, a queue that has rows is refused.
 
@@ -74,7 +76,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
     In each case the queue is unchanged, with one exception: if one of several controllers fails while they take over
     the checkpoint, the error says how many have it already. Load it again then.
     """
-    directory = open_directory(checkpoint_dir)
+    directory = newest(checkpoint_dir)
     check_flag("replace", replace)
     load_queue(client_of_this_process(), directory, replace=replace)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
-from transfer_queue.cli.faults import console, faults
+from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
-from transfer_queue.errors import ConfigError
+from transfer_queue.errors import ConfigError, TransferQueueError
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import files
@@ -36,7 +37,10 @@ Place = Annotated[
 ]
 
 
-@app.command(epilog="\b\nExamples:\n  tq checkpoint save /ckpt/step_1200")
+@app.command(
+    epilog="\b\nExamples:\n  tq checkpoint save /ckpt/step_1200\n"
+    "  tq checkpoint save s3://bucket/run7 --every 60 --keep 5"
+)
 def save(
     path: Place,
     data: Annotated[bool, typer.Option("--data/--no-data", help="The rows' data too; simple always does.")] = True,
@@ -44,6 +48,16 @@ def save(
         Optional[str],  # noqa: UP045
         typer.Option("--metadata", help="A JSON object of your own, kept with it."),
     ] = None,
+    every: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--every",
+            min=1,
+            metavar="SECONDS",
+            help="Go on until a signal: a checkpoint below PATH at each interval, named by its time.",
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="With --every: how many of the newest stay.")] = 3,
     queue: QueueOption = None,
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
@@ -51,12 +65,35 @@ def save(
     """Write the queue as it is at one moment while everybody goes on. An earlier checkpoint at PATH is replaced."""
     with faults():
         about = _parse_metadata(metadata)
-        with _client(queue, controller) as client, _progress(f"saving to {path}") as progress:
-            from transfer_queue.checkpoint.directory import open_directory
-            from transfer_queue.checkpoint.save import save_queue
+        from transfer_queue.checkpoint.directory import open_directory
+        from transfer_queue.checkpoint.save import save_queue
 
-            manifest = save_queue(client, open_directory(path), include_storage=data, metadata=about, progress=progress)
-        show(_summary(path, manifest), output, lambda: [_line("saved", path, manifest)])
+        def save_to(place: str) -> None:
+            with _client(queue, controller) as client, _progress(f"saving to {place}") as progress:
+                directory = open_directory(place)
+                manifest = save_queue(client, directory, include_storage=data, metadata=about, progress=progress)
+            show(_summary(place, manifest), output, lambda: [_line("saved", place, manifest)])
+
+        if every is None:
+            save_to(path)
+        else:
+            _save_for_ever(path, every, keep, save_to)
+
+
+def _save_for_ever(path: str, every: float, keep: int, save_to: Callable[[str], None]) -> NoReturn:
+    """At the multiples of ``every`` seconds. A save that fails leaves the earlier ones, and the next one is in time."""
+    from transfer_queue.checkpoint.series import Series
+
+    series = Series(path)
+    while True:
+        try:
+            save_to(str(series.member(series.next_name(datetime.now(timezone.utc)))))
+            series.prune(keep)
+        except ConfigError:
+            raise
+        except (TransferQueueError, OSError) as error:
+            say(f"not saved: {error}; the next attempt is in time")
+        time.sleep(every - time.time() % every)
 
 
 @app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
@@ -73,10 +110,12 @@ def load(
         _client(queue, controller) as client,
         _progress(f"loading {path}") as progress,
     ):
-        from transfer_queue.checkpoint.directory import open_directory
         from transfer_queue.checkpoint.load import load_queue
+        from transfer_queue.checkpoint.series import newest
 
-        manifest = load_queue(client, open_directory(path), replace=replace, progress=progress)
+        directory = newest(path)
+        manifest = load_queue(client, directory, replace=replace, progress=progress)
+        path = str(directory)
         show(_summary(path, manifest), output, lambda: [_line("loaded", path, manifest)])
 
 
@@ -89,9 +128,11 @@ def show_(
     """Show what a checkpoint holds. Needs no queue; files that are missing or damaged are named."""
     with faults():
         from transfer_queue.checkpoint import load
-        from transfer_queue.checkpoint.directory import MANIFEST, open_directory
+        from transfer_queue.checkpoint.directory import MANIFEST
+        from transfer_queue.checkpoint.series import newest
 
-        directory = open_directory(path)
+        directory = newest(path)
+        path = str(directory)
         with load.reading(directory) as manifest:
             captured = load.captured_state(directory, manifest)
             saved = datetime.fromtimestamp(directory.modified(MANIFEST), timezone.utc)
