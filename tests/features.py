@@ -128,9 +128,19 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         *[_CONFORMS] * 4,
         Works("integration/test_shards.py::test_a_unit_is_emptied_of_the_blocks_of_all_shards"),
     ),
+    "pods that drain by themselves": (
+        Works(
+            "cluster/test_e2e.py::test_the_storage_grows_shrinks_rolls_and_leaves_a_node_under_load_without_losing_a_row"
+        ),
+        Cannot("a block may be as large as the memory of its pod, which has no room to copy it: use `tq drain`"),
+        Cannot(_UNIT_IS_ACTOR),
+        Cannot("not built: use `tq drain`"),
+        Cannot(_NAMES_NONE),
+        None,
+    ),
     "views (`zero_copy`)": (*[_CONFORMS] * 5, _CONFORMS),
     "leases": (*[_CONFORMS] * 5, _CONFORMS),
-    "loaders with processes": (*[_CONFORMS] * 5, _CONFORMS),
+    "loaders with processes (spawn)": (*[_CONFORMS] * 5, _CONFORMS),
     "`init()` on one machine": (
         Works("integration/test_shards.py::test_a_program_starts_several_controllers_and_hears_when_one_ends"),
         Works("compat/test_settings.py::test_init_starts_a_mooncake_store_of_its_own_and_uses_one_that_is_there"),

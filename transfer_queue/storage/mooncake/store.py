@@ -291,11 +291,21 @@ def _part_names(key: str) -> Iterator[list[str]]:
 # --------------------------------------------------------------------------------------------------------- set-up
 
 
+_engines_of: int | None = None
+"""The process that made engines. In a child that it forks, setting one up would never end."""
+
+
 def open_store(settings: MooncakeSettings, segment_bytes: int) -> Store:
     """Join the store with a segment of ``segment_bytes`` (0: none).
 
-    Waits ``settings.start_timeout`` for the master. Raises StartError: not installed, not reachable, no device.
+    Waits ``settings.start_timeout`` for the master. Raises StartError: not installed, not reachable, no device, or this
+    process was forked from one that has used the engine.
     """
+    if _engines_of not in (None, os.getpid()):
+        raise StartError(
+            "this process was forked from one that has used Mooncake, whose engine does not work after a fork: start "
+            'worker processes by spawn or forkserver, for example StreamingDataLoader(multiprocessing_context="spawn")'
+        )
     engine.check_version(engine.installed_version())
     local = _local_address(master_host(settings))
     if ":" in local:
@@ -356,6 +366,8 @@ def _set_up(
     reserved.bind((local, 0))
     port = reserved.getsockname()[1]
     name = join_address(local, port)
+    global _engines_of
+    _engines_of = os.getpid()
     # A failed object stays failed: each try has a fresh one.
     raw = module.MooncakeDistributedStore()
     try:
