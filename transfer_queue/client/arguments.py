@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from transfer_queue.columns.kinds import is_kind
 from transfer_queue.control.plain import pack_arrays
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
 from transfer_queue.wire.messages import ENCODER
@@ -151,9 +152,7 @@ def check_flag(name: str, value: object) -> bool:
 
 def check_data(name: str, value: object) -> Any:
     """A TensorDict, or a mapping of columns."""
-    from tensordict import TensorDictBase
-
-    if not isinstance(value, (TensorDictBase, Mapping)):
+    if not is_kind(value, "TensorDictBase") and not isinstance(value, Mapping):
         raise InvalidTypeError(f"{name} must be a TensorDict, not {type(value).__name__}")
     return value
 

@@ -23,6 +23,7 @@ from transfer_queue.client.read_options import DEFAULT_READ, ReadOptions
 from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes, request_in_parts, tell_of_rows
 from transfer_queue.client.shards import QueueEngine
+from transfer_queue.columns.kinds import is_kind
 from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
 from transfer_queue.control.puts import name_some
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, KeyNotFoundError, RequestError
@@ -70,7 +71,7 @@ class KvOperations:
             raise InvalidInputError("kv_put needs at least one parameter of fields and tag")
         if isinstance(fields, dict):
             fields = single_row(fields)
-        elif fields is not None and not _is_tensordict(fields):
+        elif fields is not None and not is_kind(fields, "TensorDictBase"):
             raise InvalidInputError(f"fields must be a dict or TensorDict, not {type(fields).__name__}")
         tags = None if tag is None else [tag]
         return self._put(check_keys([key]), partition_id, fields, tags, data_parser, lock, placement=placement)
@@ -89,7 +90,7 @@ class KvOperations:
         if fields is None and tags is None:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
         keys = check_keys(keys)
-        if fields is not None and not _is_tensordict(fields):
+        if fields is not None and not is_kind(fields, "TensorDictBase"):
             raise InvalidTypeError(
                 f"fields must be a TensorDict, not {type(fields).__name__}; write TensorDict(columns, [{len(keys)}])"
             )
@@ -134,9 +135,9 @@ class KvOperations:
     def _encode(self, keys: list[str], fields: Any, data_parser: DataParser | None) -> EncodedBlock | None:
         if fields is None or not len(list(fields.keys())):
             return None
-        from transfer_queue.columns.tensors import encode
+        from transfer_queue.columns.encoding import encode
 
-        if _is_tensordict(fields) and list(fields.batch_size[:1]) != [len(keys)]:
+        if is_kind(fields, "TensorDictBase") and list(fields.batch_size[:1]) != [len(keys)]:
             raise InvalidInputError(
                 f"{len(keys)} keys given, which does not match the batch size {list(fields.batch_size)} of fields"
             )
@@ -333,12 +334,6 @@ def _field_names(select_fields: Fields) -> list[str] | None:
     if select_fields is None or isinstance(select_fields, str):
         return None if select_fields is None else [select_fields]
     return check_fields("select_fields", select_fields)
-
-
-def _is_tensordict(value: object) -> bool:
-    from tensordict import TensorDictBase
-
-    return isinstance(value, TensorDictBase)
 
 
 def single_row(fields: dict[str, Any]) -> dict[str, Any]:

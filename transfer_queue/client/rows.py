@@ -359,7 +359,7 @@ class RowOperations:
         rows: int | None,
     ) -> EncodedBlock:
         """Encode the data of a put to ``rows`` rows; None: as many new rows as there are."""
-        from transfer_queue.columns.tensors import encode
+        from transfer_queue.columns.encoding import encode
 
         block = encode(parsed(data, data_parser), allow_pickle=self._options.allow_pickle)
         if block.rows == 0:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.columns.column import ITEM_BYTES, Chunk, ColumnView, Int64s, as_bytes
 from transfer_queue.columns.device import column_bytes
 from transfer_queue.columns.documents import encode_rows
+from transfer_queue.columns.kinds import is_kind
 from transfer_queue.columns.nested import jagged_parts
 from transfer_queue.columns.tensor_bytes import check_storable, dtype_name, tensor_to_bytes
 from transfer_queue.columns.texts import encode_texts
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, UnsupportedFieldError
+
+if TYPE_CHECKING:
+    from tensordict import LazyStackedTensorDict, TensorDictBase
 
 __all__ = ["alike", "encode", "split", "tensor_rows_column"]
 
@@ -42,10 +45,9 @@ def encode(
     """
     values = {_checked_name(name): value for name, value in _values(fields).items()}
     total = _row_count(fields, values) if rows is None else rows
-    if isinstance(fields, TensorDictBase) and list(fields.batch_size[:1]) != [total]:
-        raise InvalidInputError(
-            f"Inconsistent batch dimension: batch size {list(fields.batch_size)} does not match {total} rows"
-        )
+    batch_size = list(fields.batch_size) if is_kind(fields, "TensorDictBase") else [total]  # type: ignore[union-attr]
+    if batch_size[:1] != [total]:
+        raise InvalidInputError(f"Inconsistent batch dimension: batch size {batch_size} does not match {total} rows")
     return EncodedBlock(total, [_column(name, value, total, allow_pickle) for name, value in values.items()])
 
 
@@ -54,10 +56,10 @@ def split(block: EncodedBlock, parts: Sequence[tuple[int, int]]) -> list[Encoded
     return [block.select(None, part) for part in parts]
 
 
-def _values(fields: TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(fields, LazyStackedTensorDict):
+def _values(fields: Any) -> dict[str, Any]:
+    if is_kind(fields, "LazyStackedTensorDict"):
         return _stacked_values(fields)
-    if isinstance(fields, TensorDictBase):
+    if is_kind(fields, "TensorDictBase"):
         return {name: fields.get(name) for name in fields.keys()}  # noqa: SIM118  a TensorDict iterates over rows
     if isinstance(fields, Mapping):
         return dict(fields)
@@ -88,8 +90,8 @@ def _stacked_value(fields: LazyStackedTensorDict, name: str) -> Any:
         ) from error
 
 
-def _row_count(fields: TensorDictBase | Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    if isinstance(fields, TensorDictBase):
+def _row_count(fields: Any, values: Mapping[str, Any]) -> int:
+    if is_kind(fields, "TensorDictBase"):
         if not fields.batch_size:
             raise InvalidInputError("the TensorDict has batch size []; its first batch dimension must be the rows")
         return int(fields.batch_size[0])
@@ -119,7 +121,7 @@ def _inconsistent(name: str, found: object, expected: object) -> InvalidInputErr
 
 def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> ColumnView:
     """One field. Raises as ``encode``."""
-    if isinstance(value, NonTensorData) and _has_rows(value.data, rows):
+    if is_kind(value, "NonTensorData") and _has_rows(value.data, rows):
         value = value.data
     if isinstance(value, torch.Tensor):
         if value.dim() == 0 or value.size(0) != rows:
@@ -142,13 +144,13 @@ def _has_rows(data: Any, rows: int) -> bool:
 
 
 def _row_values(name: str, value: Any) -> list[Any]:
-    if isinstance(value, NonTensorData):
+    if is_kind(value, "NonTensorData"):
         raise InvalidTypeError(f"field {name!r} is one NonTensorData for the whole batch; give a value for each row")
-    if isinstance(value, NonTensorStack) or (
-        isinstance(value, LazyStackedTensorDict) and all(isinstance(m, NonTensorData) for m in value.tensordicts)
+    if is_kind(value, "NonTensorStack") or (
+        is_kind(value, "LazyStackedTensorDict") and all(is_kind(m, "NonTensorData") for m in value.tensordicts)
     ):
         return [_row_value(member, name) for member in value.tensordicts]
-    if isinstance(value, TensorDictBase):
+    if is_kind(value, "TensorDictBase"):
         raise UnsupportedFieldError(f"field {name!r} is a nested TensorDict; put its entries as fields of their own")
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
         return list(value)
@@ -159,11 +161,11 @@ def _row_values(name: str, value: Any) -> list[Any]:
 
 def _row_value(member: Any, name: str) -> Any:
     """The plain value of one row of a stack."""
-    if isinstance(member, NonTensorData):
+    if is_kind(member, "NonTensorData"):
         return member.data if not member.batch_size else member.tolist()
-    if isinstance(member, NonTensorStack):
+    if is_kind(member, "NonTensorStack"):
         return member.tolist()
-    if isinstance(member, TensorDictBase):
+    if is_kind(member, "TensorDictBase"):
         raise UnsupportedFieldError(f"field {name!r} is a nested TensorDict; put its entries as fields of their own")
     return member
 

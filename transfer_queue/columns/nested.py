@@ -33,11 +33,12 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, axis: int, bounds: tuple
     ``bounds``: the shortest and the longest row. Without them, padding would go to the length of all rows together.
     """
     values = values.movedim(0, axis - 1) if axis > 1 else values
-    if _build_jagged is None:
+    build = _jagged_type()
+    if build is None:
         return torch.nested.nested_tensor_from_jagged(
             values, offsets, jagged_dim=axis, min_seqlen=bounds[0], max_seqlen=bounds[1]
         )
-    built: Any = _build_jagged(values, offsets, _ragged_idx=axis)
+    built: Any = build(values, offsets, _ragged_idx=axis)
     # Not given to the constructor, which would mark them as dynamic each time, at a quarter of the whole cost.
     built._metadata_cache = {"min_seqlen": _length(bounds[0]), "max_seqlen": _length(bounds[1])}
     return built  # type: ignore[no-any-return]
@@ -52,6 +53,7 @@ def _length(size: int) -> torch.Tensor:
     return length
 
 
+@lru_cache(maxsize=1)
 def _jagged_type() -> Callable[..., torch.Tensor] | None:
     """torch's class of jagged tensors, if it can be built as pickle and tensordict build it.
 
@@ -72,9 +74,6 @@ def _jagged_type() -> Callable[..., torch.Tensor] | None:
         return None
     same = found == ([[0], [1, 2]], 1, 2) and trial.offsets() is offsets
     return NestedTensor if same and trial.layout is torch.jagged else None
-
-
-_build_jagged = _jagged_type()
 
 
 def checked_jagged(values: Any, offsets: Any, axis: Any) -> torch.Tensor:
