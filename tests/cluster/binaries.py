@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,32 +72,34 @@ BINARIES: tuple[Binary, ...] = (
     _kubernetes("kubectl"),
     Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm", ("helm.sh/helm/v4/internal/version.version=v4.3.1",)),
     Binary("coredns", "coredns", "github.com/coredns/coredns"),
-    Binary("kuberay", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
 )
+"""Of the cluster."""
+TEST_BINARIES: tuple[Binary, ...] = (Binary("kuberay", "kuberay", "github.com/ray-project/kuberay/ray-operator"),)
+"""Needed by tests alone."""
 
 
 def binary_folder() -> Path:
     """Folder of the built binaries for the pins in this checkout; it may not exist yet."""
-    digest = hashlib.sha256(repr(BINARIES).encode())
+    digest = hashlib.sha256(repr((*BINARIES, *TEST_BINARIES)).encode())
     for pattern in ("go.mod", "go.sum", "*.go"):
         for file in sorted((SOURCE / "go").glob(f"*/{pattern}")):
             digest.update(file.relative_to(SOURCE).as_posix().encode() + b"\0" + file.read_bytes())
     return cache_folder() / digest.hexdigest()[:16] / "bin"
 
 
-def missing_binaries() -> list[Binary]:
+def missing_binaries(wanted: Sequence[Binary] = BINARIES) -> list[Binary]:
     """Those not built yet."""
     folder = binary_folder()
-    return [binary for binary in BINARIES if not (folder / binary.name).exists()]
+    return [binary for binary in wanted if not (folder / binary.name).exists()]
 
 
-def build_binaries() -> Path:
+def build_binaries(wanted: Sequence[Binary] = BINARIES) -> Path:
     """Build what is missing and return the folder. Takes about 10 minutes on 2 cores from an empty cache."""
     folder = binary_folder()
-    if not missing_binaries():
+    if not missing_binaries(wanted):
         return folder
     with cache_lock("binaries"):
-        todo = missing_binaries()
+        todo = missing_binaries(wanted)
         go = go_command() if todo else ""
         folder.mkdir(parents=True, exist_ok=True)
         for number, binary in enumerate(todo, start=1):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.cluster import cluster, images
-from tests.cluster.binaries import build_binaries
+from tests.cluster.binaries import BINARIES, TEST_BINARIES, build_binaries
 from tests.cluster.console import say
 from tests.cluster.errors import ClusterError
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0 done, 1 failed (with the reason on stderr)."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real two-node Kubernetes cluster.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("build", help="build the binaries only")
+    commands.add_parser("build", help="build the binaries only, those of tests too")
     commands.add_parser("up", help="bring the cluster up")
     commands.add_parser("down", help="remove it and everything it left")
     commands.add_parser("status", help="show its programs and nodes; exit status 1 unless all is well")
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = commands.add_parser("load", help="put an image on every node")
     load.add_argument("image", help="a folder name of images/, an OCI archive, or an image in buildah's storage")
     build = commands.add_parser("images", help="build images from images/")
-    build.add_argument("names", nargs="*", help="folder names of images/ (default: all)")
+    build.add_argument("names", nargs="*", help="folder names of images/ (default: all but ray)")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a stopped start cleans up
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command == "build":
-        print(build_binaries())
+        print(build_binaries((*BINARIES, *TEST_BINARIES)))
     elif options.command == "up":
         cluster.up()
     elif options.command == "down":
@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     elif options.command == "load":
         print("\n".join(cluster.require_cluster().load(options.image)))
     elif options.command == "images":
-        for name in options.names or images.image_names():
+        for name in options.names or [name for name in images.image_names() if name != "ray"]:
             print(images.build_image(name))
     else:
         table, healthy = cluster.status()

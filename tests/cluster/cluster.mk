@@ -19,5 +19,5 @@ cluster-load: ## Put an image on every node: make cluster-load IMAGE=server
 	@test -n "$(IMAGE)" || { echo "name the image: make cluster-load IMAGE=server" >&2; exit 1; }
 	@$(PYTHON) -m tests.cluster load "$(IMAGE)"
 
-images: ## Build the product's images without a container engine
+images: ## Build the product's images without a container engine; that with Ray: python -m tests.cluster images ray
 	@$(PYTHON) -m tests.cluster images

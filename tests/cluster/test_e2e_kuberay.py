@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.binaries import go_command
+from tests.cluster.binaries import TEST_BINARIES, build_binaries, go_command
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import image_reference
 from tests.cluster.oci import write_archive
@@ -39,7 +39,7 @@ def kuberay(installed: Cluster) -> Iterator[Cluster]:
     rendered = rendered.replace("runAsNonRoot: true\n", "runAsNonRoot: true\n        runAsUser: 65532\n")
     (image,) = {line.split()[-1] for line in rendered.splitlines() if line.strip().startswith("image: ")}
     archive = state_folder() / "kuberay.tar"
-    write_archive(archive, image, {"/manager": installed.binaries / "kuberay"}, ["/manager"])
+    write_archive(archive, image, {"/manager": build_binaries(TEST_BINARIES) / "kuberay"}, ["/manager"])
     installed.load(str(archive))
     try:
         installed.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
