@@ -17,7 +17,7 @@ from tq_operator.plan.names import MANAGER
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["IGNORE_DRIFT_ANNOTATION", "drift", "foreign_entries", "repair"]
+__all__ = ["IGNORE_DRIFT_ANNOTATION", "drift", "foreign_entries", "repair", "unclaimed"]
 
 IGNORE_DRIFT_ANNOTATION = f"{GROUP}/ignore-drift"
 """On a child: paths such as ``spec.template.spec.hostNetwork``, comma-separated, that others may set."""
@@ -91,6 +91,12 @@ def repair(wanted: Manifest, observed: Manifest) -> list[dict[str, Any]]:
     foreign = foreign_entries(observed)
     kept = [entry for entry in metadata.get("managedFields") or [] if entry not in foreign]
     return [*operations, {"op": "add", "path": "/metadata/managedFields", "value": kept}]
+
+
+def unclaimed(observed: Manifest | None) -> bool:
+    """Whether somebody cleared the ``managedFields``: of what changes then, the apiserver does not know who changed it,
+    until we apply the object."""
+    return observed is not None and observed["metadata"].get("managedFields") == []
 
 
 def foreign_entries(observed: Manifest) -> list[dict[str, Any]]:

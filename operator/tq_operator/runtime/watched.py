@@ -190,7 +190,8 @@ def _needed(kind: str, item: Manifest) -> Manifest:
     metadata = item["metadata"]
     if kind != POD:
         rest = {name: value for name, value in metadata.items() if name not in ("managedFields", "resourceVersion")}
-        if others := foreign_entries(item):
+        others = foreign_entries(item)
+        if others or not metadata.get("managedFields"):
             rest["managedFields"] = others
         return {**item, "metadata": rest}
     annotations = metadata.get("annotations", {})

@@ -9,6 +9,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import NotFoundError
 
+from tq_operator.plan.names import MANAGER
 from tq_operator.runtime.cluster import Cluster
 
 
@@ -65,7 +66,9 @@ class MemoryCluster(Cluster):
         if method == "POST":
             return body or {}
         if method == "PATCH" and body is not None and plain == path:
-            return self.put(plain, {**body, "status": old.get("status", {}) if old else {}})
+            owner = {"managedFields": [{"manager": MANAGER, "operation": "Apply"}]}
+            status = old.get("status", {}) if old else {}
+            return self.put(plain, {**body, "metadata": {**body["metadata"], **owner}, "status": status})
         if old is None:
             raise NotFoundError(ApiException(status=404, reason="Not Found"))  # type: ignore[no-untyped-call]
         if method == "PATCH" and body is not None:

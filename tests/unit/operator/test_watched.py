@@ -119,6 +119,18 @@ def test_a_child_that_is_deleted_or_changed_is_mended(world: World) -> None:
     assert world.cluster.objects[f"{DEPLOYMENTS}/quickstart-controller"]["spec"]["replicas"] == 1
 
 
+def test_a_child_whose_managed_fields_were_cleared_is_applied_once(world: World) -> None:
+    world.look()
+    world.watch()
+    path = f"{DEPLOYMENTS}/quickstart-controller"
+    cleared = world.cluster.objects[path]
+    world.cluster.put(path, {**cleared, "metadata": {**cleared["metadata"], "managedFields": []}})
+    assert world.watch() == {KEY}
+    assert "PATCH deployments" in world.look()
+    world.watch()
+    assert world.look() == ["GET transferqueues"]
+
+
 @pytest.mark.parametrize("value", ["other", None])
 def test_a_child_whose_annotation_names_another_queue_is_news_for_its_own(world: World, value: str | None) -> None:
     world.look()
