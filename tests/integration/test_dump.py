@@ -107,3 +107,10 @@ def test_what_cannot_be_dumped_or_loaded_is_refused_and_changes_nothing(
     blocks.write_bytes(blocks.read_bytes()[:-1] + b"!")
     with pytest.raises(CorruptCheckpointError, match="blocks-00000 is damaged"):
         tq.load_data_by_key(tmp_path / "rows")
+
+
+def test_a_dump_leaves_nothing_of_the_one_that_it_replaces(queue: Stack, partition: str, tmp_path: Path) -> None:
+    for number in range(2):
+        tq.kv_put("k", partition, {"x": torch.tensor([number])})
+        tq.dump_data_by_key(tmp_path / "one", ["k"], partition)
+    assert len(list((tmp_path / "one").glob("data-*"))) == 1

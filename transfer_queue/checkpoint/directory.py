@@ -24,7 +24,7 @@ MANIFEST = "metadata.json"
 _MARKER = ".transferqueue-checkpoint"
 """File in each folder of data that a save makes. It holds the ID in the folder's name."""
 _DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
-_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|metadata\.json")
+_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|rows\.msgpack|metadata\.json")
 """The other files that a save writes to such a folder."""
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/(/?)")
 _ABANDONED_S = 24 * 3600
