@@ -59,6 +59,9 @@ def get_metrics_endpoint() -> str | None:
 
     Returns:
         ``"host:port"``. None if the controller serves no metrics, or if there is no queue or controller.
+
+    Raises:
+        ConfigError: The environment names a queue wrongly.
     """
     try:
         return current_client().metrics_endpoint
@@ -235,9 +238,18 @@ async def async_kv_batch_get_by_meta(
     device: Device = None,
     layout: Layout | None = None,
 ) -> TensorDict:
-    """The rows of ``meta``: its ``fields``, or ``select_fields``, which must be among them.
+    """Return the rows of ``meta``.
 
-    The arguments and the result are the same as for ``async_kv_batch_get``.
+    Args:
+        meta: The rows, as a put by key returned them.
+        select_fields: The fields to read, among those of ``meta``. None: all of its fields.
+        zero_copy: As for ``async_kv_batch_get``.
+        out: As for ``async_kv_batch_get``.
+        device: As for ``async_kv_batch_get``.
+        layout: As for ``async_kv_batch_get``.
+
+    Returns:
+        A TensorDict of batch size ``[len(meta.keys)]``.
 
     Raises:
         InvalidInputError: ``meta`` has no partition, or lacks a named field. Other errors are the same as for
@@ -258,8 +270,12 @@ kv_batch_get_by_meta = blocking(async_kv_batch_get_by_meta)
 async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
     """Return the keys and tags of one partition, or of all partitions.
 
+    Args:
+        partition_id: The partition. None: all partitions.
+
     Returns:
-        ``{partition: {key: tag}}``, keys in the order of their first put; ``{}`` for an unknown partition.
+        ``{partition: {key: tag}}``, keys in the order of their first put; ``{}`` for an unknown partition, of which the
+        first call logs a warning that names those that exist.
 
     Raises:
         InvalidTypeError: ``partition_id`` is not a string.
@@ -277,7 +293,11 @@ kv_list = blocking(async_kv_list)
 
 
 async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """Forget rows and free their storage; missing keys and partitions are ignored.
+    """Forget rows and free their storage.
+
+    Args:
+        keys: Keys of rows, or one key. The first call with missing keys logs a warning.
+        partition_id: The partition. The first call with an unknown one logs a warning that names those that exist.
 
     Raises:
         InvalidTypeError: A key is not a string.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -20,28 +21,8 @@ from transfer_queue import errors
 from transfer_queue.cli.app import app
 
 DOCS = ROOT / "docs"
-PAGES = [
-    "command-line.md",
-    "concepts.md",
-    "contributing.md",
-    "guides/README.md",
-    "guides/nemo-rl.md",
-    "guides/relax.md",
-    "guides/roll.md",
-    "guides/unirl.md",
-    "guides/verl.md",
-    "index.md",
-    "kubectl.md",
-    "metrics.md",
-    "monitoring.md",
-    "quickstart-cluster.md",
-    "quickstart-laptop.md",
-    "rdma.md",
-    "sizing.md",
-    "troubleshooting.md",
-    "tuning.md",
-]
-"""Pages whose blocks run here; those of other parts run in those parts' tests."""
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "tutorials")
+"""All pages but those made of scripts, which run in their own tests."""
 _BLOCK = re.compile(
     r"(?P<mark><!-- not run: (?P<why>.+?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S
 )
@@ -65,7 +46,7 @@ def runnable(page: str) -> list[Block]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_a_language(page: str) -> None:
-    assert {block.language for block in blocks(page)} <= {*_LANGUAGES, "text", "yaml"}
+    assert {block.language for block in blocks(page)} <= {*_LANGUAGES, "text", "toml", "yaml"}
 
 
 @pytest.mark.timeout(300)
@@ -146,5 +127,20 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     page = (tmp_path / "reference" / "api" / "index.html").read_text()
-    assert "kv_batch_put" in page
+    for name in (
+        "kv_batch_put",
+        "kv_global_lock",
+        "kv_update",
+        "save_checkpoint",
+        "dump_data_by_key",
+        "GRPOGroupNSampler",
+    ):
+        assert f"{name}</span>" in page, name
+    found = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    for words, location in (
+        ("hard_prompts", "checkpoint/"),
+        ("kv_global_lock", "reference/api/"),
+        ("torchrun", "quickstart"),
+    ):
+        assert any(words in each["text"] and each["location"].startswith(location) for each in found), words
     assert "fonts.googleapis.com" not in page

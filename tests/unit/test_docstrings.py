@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 from typing import Any
 
 import pytest
@@ -36,6 +37,19 @@ def test_no_docstring_only_refers_to_a_twin() -> None:
     names = [name for name in dir(tq.TransferQueueClient) if hasattr(tq.TransferQueueClient, f"async_{name}")]
     assert not [name for name in names if document(tq.TransferQueueClient, name).startswith("See ``async_")]
     assert not [name for name in KV if document(tq, f"async_{name}").startswith("See ``")]
+
+
+def test_every_call_has_its_arguments_result_and_errors() -> None:
+    calls = {name: getattr(tq, name) for name in tq.__all__ if name[0].islower() and name != "close"}
+    for name, call in calls.items():
+        if name.startswith("async_") and "See ``" in (call.__doc__ or ""):
+            continue  # a twin that names its whole docstring
+        said = call.__doc__ or ""
+        signature = inspect.signature(call)
+        wanted = ["Args:"] * bool(signature.parameters) + ["Raises:"]
+        wanted += ["Returns:", "Yields:"] if signature.return_annotation not in ("None", None) else []
+        missing = [section for section in wanted if section not in said]
+        assert missing in ([], ["Returns:"], ["Yields:"]), f"{name}: {missing}"
 
 
 def test_the_examples_run() -> None:

@@ -490,7 +490,10 @@ class AsyncClient:
         return await self.async_run(self.rows.reset_consumption, partition_id, task_name, idle)
 
     async def async_get_partition_list(self) -> list[str]:
-        """Return the names of the partitions in the order of their creation.
+        """Return which partitions there are.
+
+        Returns:
+            Their names in the order of their creation.
 
         Raises:
             ConnectionLostError, WaitTimeoutError: The controller does not answer.

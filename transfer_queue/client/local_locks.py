@@ -126,6 +126,9 @@ def kv_local_lock(keys: list[str] | str, partition_id: str, timeout: float | Non
         partition_id: The partition of these names.
         timeout: Seconds to wait for the lock. None: no limit.
 
+    Yields:
+        None, once the lock is held.
+
     Raises:
         WaitTimeoutError: A TimeoutError: not all keys were free in time.
         RequestError: A RuntimeError: this thread or task holds a local lock already, or an event loop runs in it.
@@ -187,6 +190,9 @@ def kv_local_locked(
         partition_id: Passed on; the partition of the lock.
         lock_timeout: Seconds to wait for the lock. None: no limit.
         **kwargs: Passed on.
+
+    Returns:
+        What ``fn`` returns.
 
     Raises:
         InvalidTypeError: ``fn`` is a coroutine function. What ``kv_local_lock`` and ``fn`` raise.

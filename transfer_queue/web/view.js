@@ -58,12 +58,22 @@ function keep(parent, items, key, make, update) {
   }
 }
 
+// Rows out of sight keep what they show until they come near: all of a long table each second is work for nobody.
+const sight = new IntersectionObserver((seen) => {
+  for (const each of seen) each.target.far = !each.isIntersecting;
+  if (seen.some((each) => each.isIntersecting)) draw();
+}, { rootMargin: "600px" });
+
 function rows(id, items, empty, key, update, limit = MOST_ROWS) {
   const table = document.getElementById(id);
   const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
   const shown = items.slice(0, limit);
-  keep(table.tBodies[0], shown, key, () => element("tr", {}, ...labels.map((label, place) =>
-    place ? element("td", { "data-label": label }) : element("th", { scope: "row" }))), (row, item) => update(row.cells, item));
+  keep(table.tBodies[0], shown, key, () => {
+    const row = element("tr", {}, ...labels.map((label, place) =>
+      place ? element("td", { "data-label": label }) : element("th", { scope: "row" })));
+    sight.observe(row);
+    return row;
+  }, (row, item) => row.far || update(row.cells, item));
   table.hidden = !items.length;
   const note = table.nextElementSibling;
   const more = items.length - shown.length;

@@ -88,10 +88,35 @@ def browse(stack: Stack, folder: Path, *arguments: str, path: str = "/") -> str:
     return done.stdout
 
 
-def export_svg(console: Console, title: str) -> str:
+def export_svg(console: Console, title: str, place: int = 0) -> str:
     """What was printed, as a picture. No font from elsewhere: the docs must work offline."""
     form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    return console.export_svg(title=title, code_format=form, unique_id=title.replace(" ", "-"))
+    return console.export_svg(title=title, code_format=form, unique_id=f"{title.replace(' ', '-')}-{place}")
+
+
+def record_svg(frames: list[tuple[Console, float]], title: str) -> str:
+    """A recording of a terminal: what each console has printed, for so many seconds."""
+    lines = [console.export_text(clear=False).count("\n") for console, _ in frames]
+    for (console, _), own in zip(frames, lines, strict=True):
+        for _ in range(max(lines) - own):  # all of one height
+            console.print()
+    pictures = [export_svg(console, title, place) for place, (console, _) in enumerate(frames)]
+    (size,) = {re.search(r'viewBox="([^"]+)"', picture)[1] for picture in pictures}  # type: ignore[index]
+    times = [seconds for _, seconds in frames]
+    whole = sum(times)
+    found = [f'<svg viewBox="{size}" xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}">']
+    for place, picture in enumerate(pictures):
+        start, end = sum(times[:place]) / whole, sum(times[: place + 1]) / whole
+        shown = ["hidden", "visible", "hidden"] if place else ["visible", "visible", "hidden"]
+        last = place == len(frames) - 1
+        values, keys = (shown[:2], [0.0, start]) if last else (shown, [0.0, start, end])
+        animation = (
+            f'<animate attributeName="visibility" calcMode="discrete" dur="{whole:g}s" repeatCount="indefinite" '
+            f'values="{";".join(values)}" keyTimes="{";".join(f"{key:.4f}" for key in keys)}"/>'
+        )
+        still = "visible" if last else "hidden"  # where nothing moves, as in print
+        found.append(f'<g visibility="{still}">{animation}{picture}</g>')
+    return "\n".join([*found, "</svg>"])
 
 
 def test_the_page_shows_where_samples_wait(busy: Stack, tmp_path: Path) -> None:

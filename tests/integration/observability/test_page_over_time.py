@@ -19,10 +19,12 @@ from rich.text import Text
 from tensordict import TensorDict
 
 from tests.browser import Page, open_browser
-from tests.integration.observability.test_page import export_svg
+from tests.integration.observability.test_page import record_svg
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue import TransferQueueClient
+from transfer_queue.cli.connection import ControllerConnection
+from transfer_queue.cli.top import draw_picture
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.resource import parse
 from transfer_queue.errors import TransferQueueError
@@ -149,9 +151,29 @@ def test_a_picture_of_tq_why_is_kept_in_the_docs(stuck: Stack) -> None:
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("'reward' holds up 'advantage', 'trainer'")
-    console = Console(record=True, width=100, file=io.StringIO(), highlight=False)
-    console.print(Text(f"$ tq why\n{done.stdout.rstrip()}"))
-    image = export_svg(console, "tq why")
+    config = AttachConfig(controller=ControllerAddresses(addresses=[stuck.address]))
+    with ControllerConnection(config) as link:
+        top = draw_picture(link.look(), None)
+
+    def screen(*parts: Any) -> Console:
+        console = Console(record=True, width=100, height=24, file=io.StringIO(), highlight=False)
+        for part in parts:
+            console.print(part)
+        return console
+
+    cause, *others = done.stdout.rstrip().splitlines()
+    shown = [Text("$ tq top --once\n"), *top]
+    asked, told = Text("\n$ tq why"), Text(cause, "bold red")
+    frames = [
+        (screen(Text("$ tq top --once")), 1.0),
+        (screen(*shown), 4.0),
+        (screen(*shown, asked), 1.0),
+        (screen(*shown, asked, told), 4.0),
+        (screen(*shown, asked, told, *map(Text, others)), 5.0),
+    ]
+    image = record_svg(frames, "tq why")
+    assert image.count("<animate ") == len(frames)
+    assert len(image) < 120_000
     if os.environ.get("TQ_KEEP_PICTURES"):  # make pictures
         WHY_PICTURE.write_text(image)
     assert "reward" in WHY_PICTURE.read_text()
