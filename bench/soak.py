@@ -1,7 +1,8 @@
 """Full rate for minutes: ``python -m bench.soak [--minutes 10]``. Exit status 1 if a byte is wrong or something grows.
 
 With ``--share 0.2`` at a modest rate instead: all processes together use about a fifth of one core, rows have 1 KB to
-64 MB, and the memory of each process is printed for every minute.
+64 MB, and the memory of each process is printed for every minute: for clients without what they keep for their next
+batches, which is bounded by 1 GiB and depends on which sizes of batches came lately.
 
 Starts a controller and two storage units on this machine. Writers put rows, overwrite them, clear some and start again;
 readers get random rows as copies; slow readers hold views of them and look at them again before they let go. The
@@ -32,6 +33,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
 from bench.clients import own_bytes
+from transfer_queue.columns.recycling import MEMORY
 from transfer_queue.errors import CapacityError, KeyNotFoundError, NotReadyError, StorageKeyNotFoundError
 from transfer_queue.launch.local import LocalStack, default_plan
 
@@ -57,8 +59,10 @@ SLACK_BYTES = 2 << 20
 class Pace:
     """Keeps a process to a share of one core, in between its operations."""
 
-    def __init__(self, stop: Event, share: float = 0.0) -> None:
+    def __init__(self, stop: Event, share: float = 0.0, kept: Any = None) -> None:
         self.stop = stop
+        self.kept = kept
+        """A shared number: bytes of freed batches that this process keeps for the next ones, 1 GiB at most."""
         self.share = share
         """0: no limit."""
         self.widths = LARGE_WIDTHS if share else WIDTHS
@@ -66,6 +70,8 @@ class Pace:
 
     def goes_on(self) -> bool:
         """Wait until the process has used less than its share, or is told to stop."""
+        if self.kept is not None:
+            self.kept.value = MEMORY.idle_bytes
         if self.share:
             due = self._since + (time.process_time() - self._used) / self.share
             self.stop.wait(max(0.0, due - time.monotonic()))
@@ -176,13 +182,13 @@ def read_slowly(number: int, pace: Pace) -> Counter[str]:
     return _read(number, pace, 0.2)
 
 
-def work(address: str, role: Role, number: int, stop: Event, pipe: Pipe, share: float) -> None:
+def work(address: str, role: Role, number: int, stop: Event, pipe: Pipe, share: float, kept: Any) -> None:
     torch.set_num_threads(1)
     tq.init({"controller": {"addresses": [address]}})
     try:
         rows_of(number, [0], 0, WIDTHS[0])  # imports what torch loads on first use
         pipe.send("ready")
-        pipe.send(dict(role(number, Pace(stop, share))))
+        pipe.send(dict(role(number, Pace(stop, share, kept))))
     finally:
         tq.close()
 
@@ -204,8 +210,11 @@ def used_bytes(stack: LocalStack) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("tq_unit_used_bytes")))
 
 
-def watch(processes: dict[str, psutil.Process], seconds: float, every_s: float) -> dict[str, list[tuple[int, int]]]:
-    """(own bytes, descriptors) of each process, every half second; probes every ``every_s`` seconds.
+def watch(
+    processes: dict[str, psutil.Process], kept: dict[str, Any], seconds: float, every_s: float
+) -> dict[str, list[tuple[int, int]]]:
+    """(own bytes without ``kept`` ones, descriptors) of each process, every half second; probes every ``every_s``
+    seconds.
 
     Prints the medians of each minute."""
     samples: dict[str, list[tuple[int, int]]] = {name: [] for name in processes}
@@ -217,7 +226,8 @@ def watch(processes: dict[str, psutil.Process], seconds: float, every_s: float) 
             probe()
         number += 1
         for name, process in processes.items():
-            samples[name].append((own_bytes(process), process.num_fds()))
+            used = own_bytes(process) - (kept[name].value if name in kept else 0)
+            samples[name].append((used, process.num_fds()))
         if number % MINUTE == 0:
             print(
                 json.dumps(
@@ -266,10 +276,11 @@ def soak(seconds: float, share: float = 0.0) -> dict[str, Any]:
     roles += [(read, 0), (read, 1), (read_slowly, 0)]
     with LocalStack(default_plan(units=2, unit_capacity=UNIT_BYTES)).start() as stack:
         processes = {process.name: psutil.Process(process.pid) for process in stack.processes if process.pid}
-        pipes = []
+        pipes, kept = [], {}
         for role, number in roles:
             mine, theirs = context.Pipe(False)
-            arguments = (stack.controller_address, role, number, stop, theirs, 0.75 * share / len(roles))
+            own = kept[f"{role.__name__}-{number}"] = context.Value("q", 0)
+            arguments = (stack.controller_address, role, number, stop, theirs, 0.75 * share / len(roles), own)
             worker = context.Process(target=work, args=arguments, daemon=True)
             worker.start()
             assert worker.pid is not None
@@ -279,7 +290,7 @@ def soak(seconds: float, share: float = 0.0) -> dict[str, Any]:
         try:
             for pipe in pipes:
                 pipe.recv()
-            samples = watch(processes, seconds, 60 if share else 5)
+            samples = watch(processes, kept, seconds, 60 if share else 5)
             stop.set()
             count = sum((Counter(pipe.recv()) for pipe in pipes), Counter[str]())
             for partition in tq.get_client().get_partition_list():

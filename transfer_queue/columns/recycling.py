@@ -16,7 +16,7 @@ import numpy as np
 
 from transfer_queue.columns.column import Bytes
 
-__all__ = ["RecycledMemory", "empty_bytes"]
+__all__ = ["MEMORY", "RecycledMemory", "empty_bytes"]
 
 LARGE_BYTES: Final = 1 << 20
 """Smaller buffers come from the C library, which recycles them itself."""
@@ -82,4 +82,5 @@ class RecycledMemory:
             return
 
 
-empty_bytes = RecycledMemory().take
+MEMORY: Final = RecycledMemory()
+empty_bytes = MEMORY.take
