@@ -83,7 +83,7 @@ simulate: setup ## Histories of a queue on a virtual clock; SEEDS=10000 FIRST=1
 chaos: setup ## All faults to all parts under load, in an order drawn from SEED=1; then servers are killed KILLS=50 times
 	@TQ_CHAOS_ALL=1 TQ_CHAOS_SEED=$(SEED) TQ_CHAOS_ROWS=64 TQ_CHAOS_KILLS=$(or $(KILLS),5) $(PYTHON) -m pytest -q -s tests/chaos $(PYTEST_ARGS)
 
-fmt: setup ## Format and mend what can be mended
+fmt: setup ## Format, and correct what ruff can correct
 	ruff format .
 	ruff check --fix .
 
@@ -99,7 +99,7 @@ docs: setup ## Build the documentation into site/; any warning fails
 release-dry-run: setup ## Build wheel, source archive and the chart's package into dist/ and check them
 	$(PYTHON) scripts/release
 
-pictures: setup ## Take the pictures of the docs anew, from real runs
+pictures: setup ## Take the pictures of the docs again, from real runs
 	TQ_KEEP_PICTURES=1 $(PYTHON) -m pytest tests/integration/observability $(PYTEST_ARGS)
 	PYTHONPATH=. $(PYTHON) scripts/demo_picture docs/pictures/demo.png
 
@@ -107,7 +107,7 @@ fuzz: setup ## Send FRAMES (default 1000000) wrong frames to real servers; they 
 	TQ_FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON) -m pytest -q -s tests/integration/security/test_fuzz_bulk.py $(PYTEST_ARGS)
 	$(PYTHON) -m pytest -q tests/integration/security/test_fuzz.py $(PYTEST_ARGS)
 
-lock: setup ## Write requirements/*.txt anew from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
+lock: setup ## Write requirements/*.txt again from pyproject.toml; LOCK_ARGS=--upgrade moves to new versions
 	$(PYTHON) scripts/lock $(LOCK_ARGS)
 
 operator-scale: setup ## 1,000 queues and 10,000 pods against an apiserver (an hour); SCALE_ARGS="--queues 100 --pods 1000"

@@ -111,8 +111,9 @@ async def async_kv_put(
         tag: Merged shallowly into the row's tag.
         data_parser: Gets the fields as columns and returns the same fields.
         lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
-        placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as there
-            is room and this process lives.
+        placement: ``host`` or None: storage units of the host. ``device``: the fields stay on this process's GPU while
+            it has room and this process lives; readers copy them from there. Refused without a CUDA device, with
+            another backend than simple, or with several controllers.
 
     Returns:
         The key with its merged tag, and the sorted names of the fields that are ready.
@@ -151,8 +152,9 @@ async def async_kv_batch_put(
         tags: A dict for each key, merged shallowly into the row's tag.
         data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
         lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.
-        placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as there
-            is room and this process lives.
+        placement: ``host`` or None: storage units of the host. ``device``: the fields stay on this process's GPU while
+            it has room and this process lives; readers copy them from there. Refused without a CUDA device, with
+            another backend than simple, or with several controllers.
 
     Returns:
         The keys with their merged tags and the sorted names of all fields ready for every one of them.

@@ -53,8 +53,8 @@ def dump_data_by_key(dump_dir: str | os.PathLike[str], keys: list[str] | str, pa
     Args:
         dump_dir: A directory, which is made if it does not exist, or a URL that fsspec knows, as for
             ``save_checkpoint``. Only this process must see it.
-        keys: Of the rows, each once.
-        partition_id: Where they are.
+        keys: Keys of the rows, or one key. A repeated key counts once.
+        partition_id: The partition of the rows.
 
     Returns:
         Counts: ``keys``, ``rows_with_data``, ``shards`` (files of blocks) and ``bytes`` of the blocks.
@@ -92,7 +92,7 @@ def load_data_by_key(dump_dir: str | os.PathLike[str]) -> dict[str, int]:
         dump_dir: What was given to ``dump_data_by_key``.
 
     Returns:
-        The same counts.
+        The counts of ``dump_data_by_key``.
 
     Raises:
         CheckpointNotFoundError: A FileNotFoundError: there is no complete dump.
@@ -129,7 +129,7 @@ def read_row_index(dump_dir: str | os.PathLike[str]) -> dict[str, Any]:
         ``partition_id`` and ``rows``: key -> ``global_index`` (in the queue that wrote it), ``fields`` and ``tag``.
 
     Raises:
-        CheckpointNotFoundError, CorruptCheckpointError, CheckpointError: As of ``load_data_by_key``.
+        CheckpointNotFoundError, CorruptCheckpointError, CheckpointError: The same as for ``load_data_by_key``.
 
     Example:
         >>> tq.read_row_index("/shared/hard_prompts")["rows"]["7.0"]["fields"]

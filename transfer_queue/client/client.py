@@ -269,8 +269,9 @@ class AsyncClient:
             custom_meta: A dict for each row, merged into its tag when the rows become ready.
             is_last: The partition gets no rows after these: ``async_check_production_completed`` reports it, and
                 streaming datasets end.
-            placement: ``device``: the fields stay on this process's GPU, for readers to copy from there, as long as
-                there is room and this process lives.
+            placement: ``host`` or None: storage units of the host. ``device``: the fields stay on this process's GPU
+                while it has room and this process lives; readers copy them from there. Refused without a CUDA device,
+                with another backend than simple, or with several controllers.
 
         Returns:
             ``metadata`` with the written fields added and all rows ready, or without it the metadata of the new rows.
@@ -364,7 +365,7 @@ class AsyncClient:
         """Remove a partition with all its rows.
 
         Args:
-            partition_id: The partition. An unknown partition is warned of.
+            partition_id: The partition. An unknown partition logs a warning.
 
         Raises:
             InvalidTypeError, InvalidInputError: An argument is wrong.
@@ -482,7 +483,7 @@ class AsyncClient:
                 waiting fetch or with rows to acknowledge are not idle.
 
         Returns:
-            True, also for an unknown partition or task, which is warned of.
+            True, also for an unknown partition or task, which logs a warning.
 
         Raises:
             InvalidTypeError, InvalidInputError: An argument is wrong.

@@ -186,7 +186,7 @@ class Engine:
         """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
 
         Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
-        is stored. ``on_device``: on the GPU of its tensors if there is room, otherwise on storage units as ever.
+        is stored. ``on_device``: on the GPU of its tensors if there is room, otherwise on storage units.
         Raises CapacityError, ConnectionLostError, and what the controller refuses.
         """
         if block is None or not block.fields:

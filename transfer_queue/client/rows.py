@@ -163,9 +163,9 @@ def tell_of_rows(notices: Notices, done: Batch | Committed, partition: str) -> N
             "put",
             partition,
             f"rows of one group of partition {partition!r} came in several puts. The sampler takes consecutive rows as "
-            "a group, of whatever prompt: put the rows of a prompt in one call, or give them a common tag and its name "
-            "to GRPOGroupNSampler(..., group_tag=...). All is well only if one loop puts every row of a prompt before "
-            "the first of the next",
+            "a group, even of different prompts: put the rows of a prompt in one call, or give them a common tag and "
+            "pass its name to GRPOGroupNSampler(..., group_tag=...). Ignore this if one loop puts every row of a "
+            "prompt before the first row of the next",
         )
 
 

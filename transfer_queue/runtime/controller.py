@@ -23,11 +23,8 @@ from transfer_queue.control.commands import (
     Clear,
     Command,
     Commit,
-    ConsumptionStatus,
     Fetch,
     Lock,
-    Lookup,
-    ProductionStatus,
     RenewLock,
     Reply,
     Value,
@@ -36,7 +33,7 @@ from transfer_queue.control.core import ControlCore
 from transfer_queue.control.directory import Shard, shard_of, spans
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
-from transfer_queue.control.requests import USERS, HandlerTable
+from transfer_queue.control.requests import HandlerTable
 from transfer_queue.errors import ConfigError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import Tickets
 from transfer_queue.runtime.checkpoints import Checkpoints
@@ -47,7 +44,7 @@ from transfer_queue.runtime.durable import GroupCommit
 from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpened
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
-from transfer_queue.runtime.long_answers import OWED, LongAnswers
+from transfer_queue.runtime.long_answers import LongAnswers
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
@@ -62,7 +59,6 @@ from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
 from transfer_queue.runtime.why import explain_timeout
 from transfer_queue.wire.messages import (
-    ENCODER,
     Adopt,
     Announce,
     Cancel,
@@ -91,8 +87,6 @@ __all__ = ["Controller", "main"]
 log = logging.getLogger(__name__)
 
 _TICK_AGAIN_S = 0.05
-_VALUE = ENCODER.encode(Value(msgspec.Raw(b"")))
-"""All of a Value but what it holds, which comes last."""
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
@@ -133,7 +127,7 @@ class Controller(Server):
         self.checkpoints = Checkpoints(core, self.units, self._after, loop)
         self.tickets = Tickets()
         self.drains = Drains(core, self.units)
-        self.long_answers = LongAnswers(self)
+        self.long_answers = LongAnswers(self, self._after)
         self._answering: set[asyncio.Task[None]] = set()
         self._loop = loop
         self._effects: list[Effect] = []  # drained and not carried out yet
@@ -230,7 +224,7 @@ class Controller(Server):
             if isinstance(session, ClientSession) and self.long_answers.is_long(body):
                 if self.config.shards:
                     self._check_shard(body)
-                self._serve_later(connection, request, body)
+                self._in_background(self.long_answers.serve(connection, request, body))
                 return
             if isinstance(body, Command) and isinstance(session, ClientSession):
                 if self.config.shards:
@@ -262,43 +256,6 @@ class Controller(Server):
                 self._after(connection.reply, request, reply)
         self.counters.requests.count(type(body), perf_counter() - started, failed)
         self._flush()
-
-    def _serve_later(self, connection: Connection, request: int, body: Any) -> None:
-        """Answer in slices, after this client has read its earlier answers."""
-        session, principal = connection.context, connection.principal
-        started = perf_counter()
-        connection.owe(OWED)
-
-        async def answer() -> None:
-            failed = True
-            try:
-                async with session.long_answers:
-                    await connection.room()
-                    if connection.closed:
-                        pass
-                    elif isinstance(body, Lookup):
-                        self._after(connection.reply_parts, request, await self.long_answers.batch(body))
-                    elif isinstance(body, ProductionStatus | ConsumptionStatus):
-                        self._after(connection.reply_parts, request, await self.long_answers.status(body))
-                    else:
-                        parts = await self.long_answers.value(
-                            body, lambda name: principal is None or principal.may(USERS, name)
-                        )
-                        self._after(connection.reply_parts, request, [_VALUE, *parts])
-                failed = False
-            except TransferQueueError as error:
-                self._after(connection.fail, request, error)
-            except MemoryError:
-                raise  # ends the process
-            except Exception as error:  # boundary of a request
-                log.exception("request %s failed", type(body).__name__)
-                failure = RequestError(f"{type(error).__name__} in the controller: {error}")
-                self._after(connection.fail, request, failure)
-            finally:
-                connection.owe(-OWED)
-                self.counters.requests.count(type(body), perf_counter() - started, failed)
-
-        self._in_background(answer())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

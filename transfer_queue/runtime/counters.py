@@ -94,7 +94,7 @@ class UnitCounters:
         self.bytes_stored = 0
         self.bytes_received = 0
         self.bytes_sent = 0
-        self.bytes_opened = 0
+        self.bytes_shared_read = 0
 
     def received(self, message: Any, nbytes: int) -> None:
         """The payload of a request is coming."""
@@ -105,7 +105,7 @@ class UnitCounters:
     def served(self, message: Any, seconds: float, reply: Any, payload: Sequence[Any]) -> None:
         self.requests.count(type(message), seconds, False)
         if isinstance(reply, Extents) and reply.lease:
-            self.bytes_opened += sum(nbytes for _, nbytes in reply.extents)
+            self.bytes_shared_read += sum(nbytes for _, nbytes in reply.extents)
         for part in payload:
             self.bytes_sent += memoryview(part).nbytes
         if isinstance(message, Alloc):

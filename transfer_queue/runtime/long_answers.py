@@ -6,7 +6,8 @@ They show each row or partition at some moment between the request and the answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from transfer_queue.control.commands import (
     Lookup,
     ProductionStatus,
     Snapshot,
+    Value,
 )
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.queries import (
@@ -29,21 +31,29 @@ from transfer_queue.control.queries import (
     status_in_parts,
     tagged_keys_in_parts,
 )
+from transfer_queue.control.requests import USERS
+from transfer_queue.errors import RequestError, TransferQueueError
 from transfer_queue.runtime.batch_parts import BatchParts, RegroupedError, joined_status, msgpack_head, without_head
 from transfer_queue.runtime.picture import partition_pictures, picture
 from transfer_queue.runtime.why import explain
 from transfer_queue.wire.messages import ENCODER, Look
 
 if TYPE_CHECKING:
+    from transfer_queue.runtime.access import Principal
+    from transfer_queue.runtime.connection import Connection
     from transfer_queue.runtime.controller import Controller
 
-__all__ = ["OWED", "LongAnswers", "Slices"]
+__all__ = ["LongAnswers", "Slices"]
+
+log = logging.getLogger(__name__)
 
 _SLICE_S = 0.002
 _MANY_KEYS, _MANY_PARTITIONS, _MANY_ROWS = 2000, 100, 8000
 """Number of items up to which an answer is made at once."""
-OWED = 4 << 20
+_OWED = 4 << 20
 """Estimated bytes of an answer in progress."""
+_VALUE = ENCODER.encode(Value(msgspec.Raw(b"")))
+"""All of a Value but what it holds, which comes last."""
 
 
 class Slices:
@@ -70,8 +80,10 @@ class Slices:
 class LongAnswers:
     """Makes long answers, one at a time for the whole controller, so that they do not add up."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, after: Callable[..., None]) -> None:
+        """``after`` calls a function once what was changed before is in the journal."""
         self._controller = controller
+        self._after = after
         self._making = asyncio.Lock()
         self.lost_rows = 0
         """Rows of all partitions that lost a field, as of the last `count_lost`."""
@@ -99,6 +111,38 @@ class LongAnswers:
         if isinstance(body, Look) or (isinstance(body, Snapshot) and not body.partition):
             return len(partitions) > _MANY_PARTITIONS
         return False
+
+    def serve(self, connection: Connection, request: int, body: Any) -> Coroutine[Any, Any, None]:
+        """Count the answer as unsent from now on, and return the work that sends it."""
+        connection.owe(_OWED)
+        return self._serve(connection, request, body)
+
+    async def _serve(self, connection: Connection, request: int, body: Any) -> None:
+        started, failed = perf_counter(), True
+        try:
+            async with connection.context.long_answers:
+                await connection.room()  # the client reads its earlier answers first
+                if not connection.closed:
+                    parts = await self._parts(body, connection.principal)
+                    self._after(connection.reply_parts, request, parts)
+            failed = False
+        except TransferQueueError as error:
+            self._after(connection.fail, request, error)
+        except MemoryError:
+            raise  # ends the process
+        except Exception as error:  # boundary of a request
+            log.exception("request %s failed", type(body).__name__)
+            self._after(connection.fail, request, RequestError(f"{type(error).__name__} in the controller: {error}"))
+        finally:
+            connection.owe(-_OWED)
+            self._controller.counters.requests.count(type(body), perf_counter() - started, failed)
+
+    async def _parts(self, body: Any, principal: Principal | None) -> list[bytes]:
+        if isinstance(body, Lookup):
+            return await self.batch(body)
+        if isinstance(body, ProductionStatus | ConsumptionStatus):
+            return await self.status(body)
+        return [_VALUE, *await self.value(body, lambda name: principal is None or principal.may(USERS, name))]
 
     async def value(self, body: Command | Look, may: Callable[[str], bool]) -> list[bytes]:
         """The value of the answer in msgpack, in parts. ``may``: whether the client may see a partition."""

@@ -116,7 +116,9 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_unit_stored_bytes", "counter", "Bytes of blocks that the unit took", (), _UNIT),
         MetricInfo("tq_unit_received_bytes", "counter", "Bytes of blocks that came over the network", (), _UNIT),
         MetricInfo("tq_unit_sent_bytes", "counter", "Bytes of blocks that went out over the network", (), _UNIT),
-        MetricInfo("tq_unit_opened_bytes", "counter", "Bytes of blocks that clients read in shared memory", (), _UNIT),
+        MetricInfo(
+            "tq_unit_shared_read_bytes", "counter", "Bytes of blocks that clients read in shared memory", (), _UNIT
+        ),
     )
 }
 
@@ -238,7 +240,7 @@ def unit_registry(
             scrape.add("tq_unit_stored_bytes", counters.bytes_stored)
             scrape.add("tq_unit_received_bytes", counters.bytes_received)
             scrape.add("tq_unit_sent_bytes", counters.bytes_sent)
-            scrape.add("tq_unit_opened_bytes", counters.bytes_opened)
+            scrape.add("tq_unit_shared_read_bytes", counters.bytes_shared_read)
             scrape.add_requests("tq_unit", counters.requests)
             scrape.add_door(server)
 

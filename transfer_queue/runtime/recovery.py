@@ -13,7 +13,6 @@ import msgspec
 from transfer_queue.control.records import Record, UnitJoined, UnitLost
 from transfer_queue.errors import ConfigError, CorruptJournalError, JournalWriteError
 from transfer_queue.journal import Journal
-from transfer_queue.runtime.connection import Buffer
 from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.durable import COMPACT_BYTES, GroupCommit
 from transfer_queue.runtime.entries import (
@@ -87,14 +86,10 @@ def attach_journal(
     """Restore ``controller`` from ``journal`` and let it write there from now on. Raises CorruptJournalError."""
     recover(controller, journal, loop.time())
     controller.journal = GroupCommit(
-        journal, loop, executor, sync=sync, state=lambda: _cut(controller), failed=failed,
-        compact_bytes=compact_bytes,
+        journal, loop, executor, sync=sync, failed=failed, compact_bytes=compact_bytes,
+        state=lambda: cut(lambda: saved_state(controller), is_large(controller.core)),
     )  # fmt: skip
     controller.record(RunBegan(controller.run))
-
-
-def _cut(controller: Controller) -> Callable[[], Buffer]:
-    return cut(lambda: saved_state(controller), is_large(controller.core))
 
 
 def saved_state(controller: Controller) -> bytes:

@@ -133,7 +133,7 @@ def test_metrics_tell_what_happened(controller: dict[str, Any], unit: dict[str, 
     assert ({"request": "Lookup"}, 1.0) in controller["tq_controller_request_errors_total"]
     assert controller["tq_bytes_put_total"][0][1] >= 3 * 200_000 * 4
     assert unit["tq_unit_stored_bytes_total"] == controller["tq_bytes_put_total"]
-    assert unit["tq_unit_opened_bytes_total"][0][1] >= 3 * 200_000 * 4
+    assert unit["tq_unit_shared_read_bytes_total"][0][1] >= 3 * 200_000 * 4
     assert unit["tq_unit_registered"] == [({}, 1.0)]
 
 

@@ -126,12 +126,11 @@ class RayBackend(Backend):
         return [put_value(array, transport)] if may_put(transport) else array
 
     async def _value(self, reference: Any, timeout_s: float) -> Bytes:
-        transport = self._settings.transport
-        if transport == "object_store":
+        if self._settings.transport == "object_store":
             value: Bytes = await answer(reference, timeout_s)
             return value
         try:
-            return await asyncio.to_thread(value_of, reference, transport, timeout_s)
+            return await asyncio.to_thread(value_of, reference, timeout_s)
         except GetTimeoutError:
             raise WaitTimeoutError(f"Ray did not answer within {timeout_s:g} s") from None
 

@@ -73,7 +73,7 @@ class _BlockOwner:
         return True
 
     def _own(self, content: Any) -> Any:
-        array = value_of(content[0], self._transport, _READ_S) if isinstance(content, list) else content
+        array = value_of(content[0], _READ_S) if isinstance(content, list) else content
         return put_value(array, self._transport)
 
     async def contents(self, blocks: list[int]) -> list[Any]:

@@ -58,7 +58,7 @@ def put_value(value: Bytes, transport: Transport) -> Any:
     return reference
 
 
-def value_of(reference: Any, transport: Transport, timeout_s: float) -> Bytes:
+def value_of(reference: Any, timeout_s: float) -> Bytes:
     """What `put_value` put, from any process. Blocks."""
     value = ray.get(reference, timeout=timeout_s)
     return value if isinstance(value, np.ndarray) else np.asarray(value)
