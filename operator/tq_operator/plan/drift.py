@@ -17,7 +17,7 @@ from tq_operator.plan.names import MANAGER
 from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import GROUP
 
-__all__ = ["IGNORE_DRIFT_ANNOTATION", "drift", "foreign_entries", "repair", "unclaimed"]
+__all__ = ["IGNORE_DRIFT_ANNOTATION", "drift", "foreign_entries", "managed_fields_cleared", "repair"]
 
 IGNORE_DRIFT_ANNOTATION = f"{GROUP}/ignore-drift"
 """On a child: paths such as ``spec.template.spec.hostNetwork``, comma-separated, that others may set."""
@@ -93,7 +93,7 @@ def repair(wanted: Manifest, observed: Manifest) -> list[dict[str, Any]]:
     return [*operations, {"op": "add", "path": "/metadata/managedFields", "value": kept}]
 
 
-def unclaimed(observed: Manifest | None) -> bool:
+def managed_fields_cleared(observed: Manifest | None) -> bool:
     """Whether somebody cleared the ``managedFields``: of what changes then, the apiserver does not know who changed it,
     until we apply the object."""
     return observed is not None and observed["metadata"].get("managedFields") == []

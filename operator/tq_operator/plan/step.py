@@ -14,7 +14,7 @@ from typing import Any
 
 from tq_operator.plan.children import desired_children
 from tq_operator.plan.difference import contains, differs, foreign_owner, owned_by, stamped
-from tq_operator.plan.drift import drift, unclaimed
+from tq_operator.plan.drift import drift, managed_fields_cleared
 from tq_operator.plan.masters import lost_log, same_group, with_etcd
 from tq_operator.plan.names import digest, is_controller
 from tq_operator.plan.pods import ready_pods
@@ -76,7 +76,7 @@ def next_step(
         if foreign_owner(observed, queue.uid):
             words = f"{key[0]} {key[1]} exists and belongs to something else; delete it or rename the queue"
             problems.append(Problem("NameConflict", words))
-        elif differs(child, observed) or unclaimed(observed) or drift(child, observed):
+        elif differs(child, observed) or managed_fields_cleared(observed) or drift(child, observed):
             apply.append(child)
     surplus = [
         child

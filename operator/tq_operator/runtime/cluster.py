@@ -21,7 +21,16 @@ from tq_operator.plan.queue import Manifest
 from transfer_queue.config.defaults import API_VERSION, GROUP, KIND, VERSION
 from transfer_queue.config.quantity import amount
 
-__all__ = ["CHILD_KINDS", "POD", "UNWATCHED", "Cluster", "ClusterError", "ForbiddenError", "ImmutableError"]
+__all__ = [
+    "CHILD_KINDS",
+    "POD",
+    "UNWATCHED",
+    "Cluster",
+    "ClusterError",
+    "DuplicateError",
+    "ForbiddenError",
+    "ImmutableError",
+]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -43,9 +52,10 @@ _KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "Certificate": ("/apis/cert-manager.io/v1", "certificates"),
 }
-_IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec", "Duplicate value")
-"""Text of the apiserver for a change of an immutable field, and for an entry of ours beside a changed one of which the
-apiserver does not know who changed it, as its managedFields were cleared."""
+_IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
+"""Text of the apiserver for a change of an immutable field."""
+_DUPLICATE = "Duplicate value"
+"""Text of the apiserver for two entries of a list with one name."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _PAGE = 100
 """Objects of a list that are read at once: admission waits while one is decoded."""
@@ -57,7 +67,11 @@ class ClusterError(Exception):
 
 
 class ImmutableError(ClusterError):
-    """The object has a value that cannot be changed, or that no patch of ours takes back."""
+    """The object has a value that cannot be changed."""
+
+
+class DuplicateError(ClusterError):
+    """A list has two entries with one name: in what is applied, or one of ours beside one that others changed."""
 
 
 class ForbiddenError(ClusterError):
@@ -123,6 +137,19 @@ class Cluster:
     def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply; fields that others set by hand are taken back."""
         return self._apply(_path(manifest), manifest)
+
+    def check_create(self, manifest: Manifest) -> None:
+        """Raise ClusterError if the apiserver would refuse to create the object under a free name."""
+        query = [("fieldManager", MANAGER), ("dryRun", "All")]
+        try:
+            self.call("POST", _path(manifest).rpartition("/")[0], manifest, query)
+        except ConflictError:  # valid, and the name is taken
+            return
+        except NotFoundError as error:
+            raise ClusterError(_words(error)) from None
+        except ForbiddenError as error:
+            if "exceeded quota" not in str(error):  # which the object that is there uses up
+                raise
 
     def repair(self, manifest: Manifest) -> None:
         """Remove from an object what others added to it."""
@@ -290,6 +317,8 @@ class Cluster:
             kind = ForbiddenError if error.status == 403 else ClusterError
             if error.status == 422 and any(text in words for text in _IMMUTABLE):
                 kind = ImmutableError
+            elif error.status == 422 and _DUPLICATE in words:
+                kind = DuplicateError
             raise kind(words) from None
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the apiserver does not answer: {error}") from None

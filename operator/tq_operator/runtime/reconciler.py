@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes.dynamic.exceptions import NotFoundError
 
 from tq_operator.plan.difference import foreign_owner, owned_by
-from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, foreign_entries
+from tq_operator.plan.drift import IGNORE_DRIFT_ANNOTATION, drift, foreign_entries, managed_fields_cleared
 from tq_operator.plan.masters import etcd_data
 from tq_operator.plan.names import INJECTED_ANNOTATION, MANAGER, QUEUE_ANNOTATION
 from tq_operator.plan.problems import Problem, refusal
@@ -25,7 +25,7 @@ from tq_operator.plan.rdma import Transport, choose_transport
 from tq_operator.plan.status import Observation, known_use, master_problem, queue_status, refused_status
 from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
-from tq_operator.runtime.cluster import Cluster, ClusterError, ImmutableError
+from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
@@ -271,9 +271,12 @@ class Reconciler:
             if paths := drift(manifest, before):
                 self._cluster.repair(manifest)
             applied = self._cluster.apply(manifest)
-        except ImmutableError:
+        except (ImmutableError, DuplicateError) as error:
             if before is None or (manifest["kind"] in WORKLOADS and holds_rows):
                 raise
+            if isinstance(error, DuplicateError) and not managed_fields_cleared(before):
+                raise  # both entries are of the queue
+            self._cluster.check_create(manifest)
             self._cluster.delete(before)
             applied = self._cluster.apply(manifest)
             words = f"{what} was deleted and made again: it had a value that cannot be changed in place."

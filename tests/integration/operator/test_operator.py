@@ -588,6 +588,18 @@ def test_a_port_that_was_changed_by_nobody_known_is_replaced_with_its_service(op
     assert any(f"Service {name} was deleted and made again" in note for note in told(plane, "Recreated"))
 
 
+def test_a_spec_with_an_invalid_child_leaves_the_one_that_runs(operator: Operator, queue: str) -> None:
+    plane, name = operator.plane, f"{queue}-controller"
+    wait_until(lambda: plane.get("deployment", name) is not None, "the Deployment is there")
+    before = (plane.get("deployment", name) or {})["metadata"]["uid"]
+    ports = '[{"name": "a", "containerPort": 1}, {"name": "a", "containerPort": 2}]'
+    sidecar = f'[{{"name": "side", "image": "any", "ports": {ports}}}]'
+    change = f'{{"spec": {{"controller": {{"podTemplate": {{"spec": {{"containers": {sidecar}}}}}}}}}}}'
+    plane.kubectl("patch", "transferqueue", queue, "--type=merge", "-p", change)
+    wait_until(lambda: "Duplicate" in condition(plane, queue, "Degraded").get("message", ""), "the change is refused")
+    assert (plane.get("deployment", name) or {"metadata": {}})["metadata"].get("uid") == before
+
+
 def test_a_change_by_hand_and_one_of_the_spec_at_once_end_with_what_the_queue_wants(
     operator: Operator, queue: str
 ) -> None:

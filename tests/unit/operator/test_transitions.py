@@ -17,7 +17,7 @@ from tests.unit.operator.apiserver import MemoryCluster
 from tests.unit.operator.queues import IMAGES, document
 from tests.unit.operator.test_watched import KEY, PODS, QUEUES, pod
 from tq_operator.runtime import reconciler as module
-from tq_operator.runtime.cluster import ClusterError
+from tq_operator.runtime.cluster import ClusterError, DuplicateError, ForbiddenError, ImmutableError
 from tq_operator.runtime.reconciler import Reconciler
 from tq_operator.runtime.usage import Usage
 
@@ -170,3 +170,39 @@ def test_a_change_comes_to_the_same_end_whichever_write_fails(name: str, monkeyp
     for every in (2, 3, 5):
         life = change(name, lambda n, every=every: n % every == 0, late=every == 3)  # type: ignore[misc]
         assert life.end() == end, every
+
+
+@pytest.mark.parametrize(
+    ("error", "cleared", "refusal", "made_again"),
+    [
+        (DuplicateError('ports[1].name: Duplicate value: "a"'), False, None, False),
+        (DuplicateError('ports[1].name: Duplicate value: "a"'), True, None, True),
+        (ImmutableError("field is immutable"), False, None, True),
+        (ImmutableError("field is immutable"), False, ClusterError("Invalid value"), False),
+        (ImmutableError("field is immutable"), False, ForbiddenError("exceeded quota: few"), True),
+    ],
+)
+def test_a_child_is_deleted_only_if_it_can_be_made_again(
+    error: ClusterError, cleared: bool, refusal: ClusterError | None, made_again: bool
+) -> None:
+    path = "/api/v1/namespaces/rl/services/quickstart-controller"
+
+    class Refusing(MemoryCluster):
+        def call(self, method: str, at: str, body: Any = None, query: Any = None, *rest: Any) -> dict[str, Any]:
+            if at == path and method == "PATCH" and at in self.objects:
+                raise error
+            if method == "POST" and at.endswith("/services"):
+                assert ("dryRun", "All") in query
+                if refusal:
+                    raise refusal
+            return super().call(method, at, body, query, *rest)
+
+    cluster = Refusing()
+    cluster.put(f"{QUEUES}/quickstart", document(SIMPLE))
+    reconciler = Reconciler(cluster, IMAGES, (), "test")
+    assert reconciler.reconcile(KEY)
+    old = cluster.objects[path]
+    fields = {"managedFields": []} if cleared else {}
+    cluster.put(path, {**old, "spec": {**old["spec"], "ports": []}, "metadata": {**old["metadata"], **fields}})
+    assert reconciler.reconcile(KEY) == made_again
+    assert (cluster.objects[path]["metadata"]["uid"] != old["metadata"]["uid"]) == made_again
