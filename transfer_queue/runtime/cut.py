@@ -1,6 +1,8 @@
 """Encodes a large state as it is at one moment while the event loop goes on changing it.
 
-A child process is forked for this: it has all memory as of that moment, without a copy, and nothing else to do.
+A child process is forked for this: it has all memory as of that moment, without a copy, and nothing else to do. What
+parent or child touch meanwhile is copied, at most as much as the parent holds. A container that runs out of memory may
+be ended as a whole (``memory.oom.group``), so the state is encoded without a child where that much is not free.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import gc
 import logging
 import mmap
 import os
+import select
 import signal
 import struct
 import traceback
@@ -17,9 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+import psutil
+
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError
 from transfer_queue.runtime.connection import Buffer
+from transfer_queue.runtime.memory import available_memory
 
 __all__ = ["cut", "is_large"]
 
@@ -31,15 +37,19 @@ _FEW = 4000
 """So many rows, blocks and partitions are encoded in less time than a process takes to start."""
 _LARGE = 1 << 20
 """Bytes of a write or read."""
+_SILENCE_S = 120.0
+"""A child that sends nothing for this time is ended."""
+_children: set[int] = set()
 
 
 def cut(encode: Callable[[], bytes], large: bool) -> Callable[[], Buffer]:
     """Fix the state of now; the function that is returned waits for its encoding, in any thread, once.
 
     ``encode`` only reads memory: it uses no locks, files or threads. ``large``: encode in a child process, as it takes
-    longer than forking one. The function that is returned raises RequestError if the child fails.
+    longer than forking one, if there is memory for that. The function that is returned raises RequestError if the child
+    fails.
     """
-    if large:
+    if large and _has_memory():
         try:
             return _fork(encode)
         except OSError as error:
@@ -51,6 +61,21 @@ def cut(encode: Callable[[], bytes], large: bool) -> Callable[[], Buffer]:
 def is_large(core: ControlCore) -> bool:
     """Whether to encode this state takes longer than forking a process."""
     return core.state.rows + core.state.blocks.count + len(core.state.partitions) > _FEW
+
+
+def _has_memory() -> bool:
+    """Whether the copies of a further child, and of those that run, fit."""
+    held = psutil.Process().memory_info().rss
+    available = available_memory()
+    if available >= held * (1 + len(_children)):
+        return True
+    log.warning(
+        "%d MiB of memory are free and %d MiB in use, too little for a process that makes a snapshot: it is made here, "
+        "and requests wait meanwhile; give the controller a memory limit of more than twice what it holds",
+        available >> 20,
+        held >> 20,
+    )
+    return False
 
 
 def _fork(encode: Callable[[], bytes]) -> Callable[[], Buffer]:
@@ -66,6 +91,7 @@ def _fork(encode: Callable[[], bytes]) -> Callable[[], Buffer]:
     if not child:
         _encode(encode, writer)
     os.close(writer)
+    _children.add(child)
     return lambda: _receive(child, reader)
 
 
@@ -90,23 +116,42 @@ def _encode(encode: Callable[[], bytes], writer: int) -> NoReturn:
     except BrokenPipeError:  # the parent ended
         pass
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode(errors="replace"))  # sys.stderr has a lock
         raise
     finally:
         os._exit(1)
 
 
 def _receive(child: int, reader: int) -> Buffer:
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    silent = False
+
+    def read(buffer: memoryview) -> int:
+        nonlocal silent
+        silent = not waiting.poll(_SILENCE_S * 1000)
+        return 0 if silent else os.readv(reader, [buffer])
+
+    size = received = 0
+    content = memoryview(b"")
     try:
-        head = os.read(reader, _LENGTH.size)
-        size = _LENGTH.unpack(head)[0] if head else 0
-        content = memoryview(mmap.mmap(-1, max(1, size)))[:size]
-        received = 0
-        while received < size and (count := os.readv(reader, [content[received : received + _LARGE]])):
-            received += count
+        head = bytearray(_LENGTH.size)
+        if read(memoryview(head)):
+            size = _LENGTH.unpack(head)[0]
+            content = memoryview(mmap.mmap(-1, max(1, size)))[:size]
+            while received < size and (count := read(content[received : received + _LARGE])):
+                received += count
     finally:
         os.close(reader)
+        if received < size or silent:
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        _children.discard(child)
+    if silent:
+        raise RequestError(
+            f"the process that encoded the state of the controller sent nothing for {_SILENCE_S:g} s and was ended; "
+            "try again, and give the controller more CPU if it repeats"
+        )
     if status or received < size:
         code = os.waitstatus_to_exitcode(status)
         raise RequestError(

@@ -11,7 +11,7 @@ import psutil
 
 from transfer_queue.config.processes import StorageUnitConfig
 
-__all__ = ["arena_bytes", "free_memory", "left_of_groups"]
+__all__ = ["arena_bytes", "available_memory", "free_memory", "left_of_groups"]
 
 _PAGE = 1 << 20
 _UNLIMITED = 1 << 60
@@ -45,7 +45,12 @@ def free_memory(directory: str) -> int:
     """Bytes that files in ``directory``, a tmpfs, may take: the least of what the machine, the limits of this
     process's control groups and the file system have left."""
     room = os.statvfs(directory)
-    return max(0, min(psutil.virtual_memory().available, room.f_bavail * room.f_frsize, *left_of_groups()))
+    return min(available_memory(), room.f_bavail * room.f_frsize)
+
+
+def available_memory() -> int:
+    """Bytes that this process may take: the least of what the machine and the limits of its control groups leave."""
+    return max(0, min([psutil.virtual_memory().available, *left_of_groups()]))
 
 
 def left_of_groups(root: Path = Path("/")) -> Iterator[int]:
