@@ -50,7 +50,7 @@ class JournalRecovery:
             raise ConfigError(f"journal: durability {config.durability} needs the folder of a journal")
         self._stop = stop
         self._failure: JournalWriteError | None = None
-        self._executor = ThreadPoolExecutor(1, "tq-journal")
+        self._executor = ThreadPoolExecutor(2, "tq-journal")  # acknowledgements do not wait for a snapshot
         self._journal = Journal(config.journal)
         attach_journal(
             controller, self._journal, asyncio.get_running_loop(), self._executor, self._failed,
