@@ -13,6 +13,8 @@ from transfer_queue.errors import InvalidInputError, InvalidTypeError
 from transfer_queue.wire.messages import ENCODER
 
 if TYPE_CHECKING:
+    import torch
+
     from transfer_queue.metadata import BatchMeta
 
 __all__ = [
@@ -50,10 +52,13 @@ def check_partition(partition_id: object) -> str:
     return text
 
 
-def check_placement(placement: object) -> bool:
-    """Whether a put is to stay on the GPU. Raises InvalidInputError for another word, and where there is no GPU."""
+def check_placement(placement: object) -> torch.device | None:
+    """The GPU of a put that is to stay there, if none of its tensors is on one: the current one of this thread.
+
+    Raises InvalidInputError for another word, and where there is no GPU.
+    """
     if placement in (None, "host"):
-        return False
+        return None
     if placement != "device":
         raise InvalidInputError(f"placement must be 'host' or 'device', not {placement!r}")
     import torch
@@ -63,7 +68,7 @@ def check_placement(placement: object) -> bool:
             "placement 'device': torch finds no CUDA device here; leave placement out, or install a CUDA build of "
             "torch on a machine with a GPU"
         )
-    return True
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def check_keys(keys: object) -> list[str]:

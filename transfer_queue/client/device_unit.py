@@ -52,14 +52,15 @@ class DeviceUnits:
         self._units: dict[torch.device, _Unit] = {}
         self._starting = asyncio.Lock()
 
-    async def put(self, block: EncodedBlock, number: int, host: str) -> tuple[BlockRef, UnitInfo]:
-        """Store a block on the GPU of its tensors. ``host``: where others reach this process.
+    async def put(self, block: EncodedBlock, number: int, host: str, device: torch.device) -> tuple[BlockRef, UnitInfo]:
+        """Store a block on the GPU of its tensors, else on ``device``. ``host``: where others reach this process.
 
-        Raises CapacityError if there is no room now, InvalidInputError where the queue or the GPU does not allow it.
+        Raises CapacityError if there is no room now, StorageKeyNotFoundError if the block is dropped while it is
+        written, InvalidInputError where the queue or the GPU does not allow it.
         """
         from transfer_queue.columns.device_memory import device_of
 
-        device = device_of(block)
+        device = device_of(block) or device
         async with self._starting:
             unit = self._units.get(device)
             if unit is None:

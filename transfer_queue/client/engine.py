@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
 from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Engine"]
 
@@ -111,9 +114,11 @@ class Engine:
     async def close(self) -> None:
         """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
         try:
-            await self._device_units.close()
-            if self._backend is not None:
-                await self._backend.close()
+            try:
+                await self._device_units.close()
+            finally:
+                if self._backend is not None:
+                    await self._backend.close()
         finally:
             self._session.close()
             self._changed.set()
@@ -181,18 +186,19 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------------- put
 
     async def put(
-        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, on_device: bool = False
+        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, device: torch.device | None = None
     ) -> Committed:
         """Store ``block`` and make its rows ready with ``commit``, whose fields, blocks and lengths are set here.
 
         Waits for space and for the sample budget as long as ``commit.wait_s``. All or nothing: after an error nothing
-        is stored. ``on_device``: on the GPU of its tensors if there is room, otherwise on storage units.
+        is stored. ``device``: on the GPU of its tensors, or on this one if none is on a GPU, if there is room;
+        otherwise on storage units.
         Raises CapacityError, ConnectionLostError, and what the controller refuses.
         """
         if block is None or not block.fields:
             return await self._commit(commit, [], timeout_s)
         for attempt in itertools.count(1):
-            refs = await self._store_on_device(block) if on_device else []
+            refs = await self._store_on_device(block, device) if device is not None else []
             refs = refs or await self._store(block, commit.wait_s, commit.partition)
             filled = msgspec.structs.replace(
                 commit, fields=block.fields, blocks=[ref for ref, _ in refs], lengths=block.lengths
@@ -229,8 +235,9 @@ class Engine:
         self.settle([refs])
         return reply
 
-    async def _store_on_device(self, block: EncodedBlock) -> list[tuple[BlockRef, UnitInfo]]:
-        """Store a block on the GPU of its tensors; nothing if there is no room. Raises InvalidInputError."""
+    async def _store_on_device(self, block: EncodedBlock, device: torch.device) -> list[tuple[BlockRef, UnitInfo]]:
+        """Store a block on the GPU of its tensors, else on ``device``; nothing if there is no room, or if it is dropped
+        meanwhile. Raises InvalidInputError."""
         backend = await self._ready_backend()
         if self.backend_kind != "simple" or self.shard is not None:
             what = "several controllers" if self.shard is not None else f"the backend {self.backend_kind}"
@@ -241,8 +248,8 @@ class Engine:
         number = (self._backend_writer << 32) | next(self._counter)
         assert backend.capabilities.tracks_writers
         try:
-            return [await self._device_units.put(block, number, self._session.local_host)]
-        except CapacityError as error:
+            return [await self._device_units.put(block, number, self._session.local_host, device)]
+        except (CapacityError, StorageKeyNotFoundError) as error:
             log.info("a put goes to storage units of the host: %s", error)
             return []
 

@@ -108,7 +108,7 @@ class KvOperations:
         placement: str | None = None,
     ) -> Operation[Committed, KVBatchMeta]:
         check_partition(partition_id)
-        on_device = check_placement(placement)
+        device = check_placement(placement)
         if len(set(keys)) != len(keys):
             raise InvalidInputError(f"Got duplicated keys: {sorted(repeated(keys))[:5]}")
         if tags is not None:
@@ -128,7 +128,7 @@ class KvOperations:
                 extra_info={},
             )
 
-        store = self._engine.put(block, commit, timeout_s=self._options.request_s, on_device=on_device)
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s, device=device)
         nbytes = 0 if block is None else block.nbytes
         return Operation(store, finish, nbytes, span=lambda: {"partition": partition_id})
 

@@ -323,7 +323,7 @@ class RowOperations:
         placement: str | None = None,
     ) -> Operation[Any, BatchMeta]:
         check_data("data", data)
-        on_device = check_placement(placement)
+        device = check_placement(placement)
         if check_flag("is_last", is_last) and metadata is not None:
             raise InvalidInputError("is_last goes with new rows only: give partition_id and no metadata")
         if metadata is not None:
@@ -335,7 +335,7 @@ class RowOperations:
                     "it out to write to those rows, or leave metadata out for new ones"
                 )
             block = self._encode(data, data_parser, custom_meta, len(metadata))
-            return self._put_to(metadata, block, custom_meta, on_device)
+            return self._put_to(metadata, block, custom_meta, device)
         if partition_id is None:
             raise InvalidInputError("partition_id must be provided when there is no metadata")
         partition = check_partition(partition_id)
@@ -348,7 +348,7 @@ class RowOperations:
             batch = Batch(done.indexes, block.fields, status, custom_meta or [], lengths=block.lengths)
             return batch_meta(batch, partition)
 
-        store = self._engine.put(block, commit, timeout_s=self._options.request_s, on_device=on_device)
+        store = self._engine.put(block, commit, timeout_s=self._options.request_s, device=device)
         return Operation(store, finish, block.nbytes, span=lambda: {"partition": partition})
 
     def _encode(
@@ -371,7 +371,11 @@ class RowOperations:
         return block
 
     def _put_to(
-        self, metadata: BatchMeta, block: EncodedBlock, custom_meta: list[dict[str, Any]] | None, on_device: bool
+        self,
+        metadata: BatchMeta,
+        block: EncodedBlock,
+        custom_meta: list[dict[str, Any]] | None,
+        device: torch.device | None,
     ) -> Operation[None, BatchMeta]:
         row_tags = _tags_of(metadata, custom_meta)
 
@@ -381,7 +385,7 @@ class RowOperations:
                 part = block if len(positions) == block.rows else block.select(None, positions)
                 tags = None if row_tags is None else [row_tags[at] for at in positions.tolist()]
                 commit = Commit(partition, indexes=indexes, tags=tags, wait_s=self._options.put_wait_s)
-                await self._engine.put(part, commit, timeout_s=self._options.request_s, on_device=on_device)
+                await self._engine.put(part, commit, timeout_s=self._options.request_s, device=device)
 
         def finish(done: None) -> BatchMeta:
             metadata.field_schema.update(describe_fields(block.fields, block.rows, block.lengths))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.reading import LoadedBatch
@@ -18,6 +18,9 @@ from transfer_queue.config.attach import Target
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["QueueEngine", "ShardedEngine", "attach", "engines_of"]
 
@@ -74,11 +77,11 @@ class ShardedEngine:
         return await self._of(command).fetch(command, timeout_s)
 
     async def put(
-        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, on_device: bool = False
+        self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, device: torch.device | None = None
     ) -> Committed:
         engine = self._of(commit)
         await engine.welcomed(timeout_s)  # it says where blocks are stored
-        return await engine.put(block, commit, timeout_s=timeout_s, on_device=on_device)
+        return await engine.put(block, commit, timeout_s=timeout_s, device=device)
 
     async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
         return await self._of(command).lookup(command, timeout_s)

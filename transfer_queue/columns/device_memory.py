@@ -52,6 +52,8 @@ class DeviceMemory:
                 f"placement 'device': {device} has no {nbytes} bytes left for blocks; set TQ_DEVICE_MEMORY to less, or "
                 f"free memory there: {str(error).splitlines()[0]}"
             ) from None
+        if self.flat.is_cuda:
+            torch.cuda.synchronize(device)  # what used this memory before may still run, on a stream of its own
         self.name = secrets.token_hex(8)
         self.nbytes = nbytes
         _own[self.name] = self
@@ -105,12 +107,12 @@ def map_shared(shared: Shared) -> torch.Tensor | None:
         return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", number)).set_(storage)[: shared.nbytes]
 
 
-def device_of(block: EncodedBlock) -> torch.device:
-    """The GPU that the block's values lie on, else the current one."""
+def device_of(block: EncodedBlock) -> torch.device | None:
+    """The GPU that the block's values lie on."""
     for _, chunk in block.places():
         if isinstance(chunk, CudaBytes):
             return chunk.device
-    return torch.device("cuda", torch.cuda.current_device())
+    return None
 
 
 class DeviceBlockView(BlockView):

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.unit.controllers import serving
 from tests.waiting import until
 from transfer_queue.client import engine as engine_module
 from transfer_queue.client.engine import Engine
+from transfer_queue.columns.device_memory import DeviceMemory
 from transfer_queue.control.commands import Commit, Committed
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.storage import base
-from transfer_queue.storage.base import BlockRead, Capabilities, Fetched, UnitInfo
+from transfer_queue.storage.base import BlockRead, Capabilities, Fetched, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
+from transfer_queue.storage.memory.device import DeviceStore
 from transfer_queue.wire.messages import Hello, Welcome
 
 UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
@@ -28,15 +32,16 @@ UNIT = UnitInfo(1, "unit", "127.0.0.1:1", 1 << 20)
 class Controller:
     """Welcomes, and leaves commits to the test."""
 
-    def __init__(self, units: list[UnitInfo]) -> None:
+    def __init__(self, units: list[UnitInfo], backend: str = "test") -> None:
         self.units = units
+        self.backend = backend
         self.commits: list[tuple[Connection, int]] = []
         self.session = ClientSession(1, "c")
         self.lost = 0
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
         if isinstance(body, Hello):
-            connection.reply(request, Welcome("controller", run="r", writer=1, backend="test", units=self.units))
+            connection.reply(request, Welcome("controller", run="r", writer=1, backend=self.backend, units=self.units))
         else:
             self.commits.append((connection, request))
 
@@ -127,6 +132,43 @@ async def test_a_put_whose_client_is_closed_during_its_commit_says_so(monkeypatc
         await engine.close()
         with pytest.raises(NotInitializedError, match="is closed"):
             await putting
+
+
+async def test_a_block_that_is_dropped_while_it_is_written_to_a_device_goes_to_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, backend, host = Controller([UNIT], "simple"), Backend(), torch.device("cpu")
+    store = DeviceStore(StoreContext("device", 1 << 20, {}, ""), DeviceMemory(host, 1 << 20))
+
+    async def dropped_meanwhile(copy: Callable[[], None]) -> None:
+        copy()
+        await store.free(await store.inventory())
+
+    async with attached(controller, monkeypatch, opens(backend)) as engine:
+        engine._device_units._units[host] = cast(Any, SimpleNamespace(store=store, info=UNIT, close=store.close))
+        engine._device_units._run_copy = dropped_meanwhile
+        block = block_of_bytes(1000)
+        putting = asyncio.ensure_future(engine.put(block, Commit("p", append=64), timeout_s=60.0, device=host))
+        await until(lambda: bool(controller.commits) or putting.done())
+        assert backend.stored
+        assert store.stats().used == 0
+        putting.cancel()
+
+
+async def test_an_error_of_a_device_at_the_close_does_not_keep_the_backend_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Backend()
+
+    async def fail() -> None:
+        raise RuntimeError("the GPU fell off the bus")
+
+    async with attached(Controller([UNIT]), monkeypatch, opens(backend)) as engine:
+        await engine._ready_backend()
+        monkeypatch.setattr(engine._device_units, "close", fail)
+        with pytest.raises(RuntimeError, match="fell off"):
+            await engine.close()
+        assert backend.closed
 
 
 async def test_a_put_whose_client_is_closed_while_there_are_no_units_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from transfer_queue.client.arguments import check_placement
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.placement import Placement
-from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory
+from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory, device_of
 from transfer_queue.errors import CapacityError, InvalidInputError
 from transfer_queue.storage.base import DEVICE, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes, decoded, mixed_block
@@ -80,6 +82,17 @@ def test_clients_put_nothing_to_the_device_of_another_process() -> None:
     assert placement.get(1) is not None
     with pytest.raises(CapacityError):
         placement.parts(2 * MIB, None)
+
+
+def test_the_device_of_a_put_is_the_one_of_its_thread_unless_its_tensors_are_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = threading.get_ident()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3 if threading.get_ident() == caller else 0)
+    assert check_placement("device") == torch.device("cuda", 3)
+    assert check_placement("host") is None
+    assert device_of(block_of_bytes(MIB)) is None
 
 
 @pytest.mark.parametrize(
