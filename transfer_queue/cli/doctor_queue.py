@@ -125,7 +125,7 @@ def inside(picture: Mapping[str, Any], *, reach: bool = False) -> Iterator[Findi
 
 def _units(picture: Mapping[str, Any], reach: bool) -> Iterator[Finding]:
     units, expected = picture["units"], picture["expected_units"]
-    connected = [unit for unit in units if unit["connected"]]
+    connected = [unit for unit in units if unit["connected"] and not unit.get("on_device")]
     if len(connected) < expected:
         text = f"{len(connected)} of {expected} storage units are connected; puts fail without one"
         fix = "look at the logs of the others: tq status shows the processes here, kubectl get pods those of a cluster"

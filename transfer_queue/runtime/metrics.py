@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from transfer_queue.control.queries import count_rows, subscriptions_of
 from transfer_queue.runtime.counters import RequestCounters
+from transfer_queue.storage.base import DEVICE
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.block_server import BlockServer
@@ -78,6 +79,8 @@ CATALOG: dict[str, MetricInfo] = {
         MetricInfo("tq_unit_capacity_bytes", "gauge", "Bytes that a storage unit can hold", ("unit",), _BOTH),
         MetricInfo("tq_unit_used_bytes", "gauge", "Bytes that a storage unit holds", ("unit",), _BOTH),
         MetricInfo("tq_unit_blocks", "gauge", "Blocks that a storage unit holds", ("unit",), _BOTH),
+        MetricInfo("tq_device_capacity_bytes", "gauge", "Bytes that a client can leave on its GPU", ("unit",)),
+        MetricInfo("tq_device_used_bytes", "gauge", "Bytes that a client left on its GPU", ("unit",)),
         MetricInfo("tq_unit_drained", "gauge", "1 if a storage unit takes no new blocks and has no rows", ("unit",)),
         MetricInfo("tq_partition_rows", "gauge", "Rows of a partition", ("partition",)),
         MetricInfo("tq_partition_bytes", "gauge", "Bytes of a partition's rows", ("partition",)),
@@ -189,6 +192,10 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
         scrape.add("tq_units_connected", controller.units.connected)
         scrape.add("tq_units_expected", controller.expected_units)
         for unit in controller.units:
+            if DEVICE in unit.info.attributes:
+                scrape.add("tq_device_capacity_bytes", unit.info.capacity, unit.info.name)
+                scrape.add("tq_device_used_bytes", unit.info.used, unit.info.name)
+                continue
             scrape.add("tq_unit_capacity_bytes", unit.info.capacity, unit.info.name)
             scrape.add("tq_unit_used_bytes", unit.info.used, unit.info.name)
             scrape.add("tq_unit_blocks", unit.blocks, unit.info.name)

@@ -10,6 +10,7 @@ from transfer_queue.control.commands import Fetch
 from transfer_queue.control.queries import count_rows, subscriptions_of
 from transfer_queue.control.wait_queue import Waiter
 from transfer_queue.runtime.why import find_writers, in_words
+from transfer_queue.storage.base import DEVICE
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.controller import Controller
@@ -47,6 +48,7 @@ def picture(controller: Controller, partitions: bool = True) -> dict[str, Any]:
             "blocks": unit.blocks,
             "connected": unit.connection is not None,
             "draining": unit.draining,
+            "on_device": DEVICE in unit.info.attributes,
         }
         for unit in controller.units
     ]

@@ -15,12 +15,14 @@ from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.entries import BlocksFenced, SavedUnit, UnitRegistered
 from transfer_queue.runtime.pins import Pins
 from transfer_queue.runtime.sessions import ClientSessions, UnitSession
+from transfer_queue.storage.base import DEVICE
 from transfer_queue.wire.messages import FreeBlocks, Join, Joined, UnitInfo, UnitReport
 
 __all__ = ["Joining", "UnitRegistry", "pack_blocks", "unpack_blocks"]
 
 
 _MOST_BLOCKS = 1 << 26
+_MOST_LOST_DEVICES = 64
 
 
 def pack_blocks(blocks: Iterable[int]) -> bytes:
@@ -93,7 +95,8 @@ class UnitRegistry:
 
     @property
     def connected(self) -> int:
-        return sum(session.connection is not None for session in self._units.values())
+        """Number of storage units of the queue that have a connection: not of GPUs of its clients."""
+        return sum(item.connection is not None and DEVICE not in item.info.attributes for item in self)
 
     def join(self, connection: Connection, join: Join, inventory: list[int], now: float) -> Joined:
         """Register a unit that holds ``inventory``, or take back one that lost its connection."""
@@ -225,7 +228,7 @@ class UnitRegistry:
         for saved in units:
             self._units[saved.info.unit] = UnitSession(saved.info, saved.incarnation, None)
         for saved in lost:
-            self._lost[saved.incarnation] = UnitSession(saved.info, saved.incarnation, None)
+            self._keep_lost(UnitSession(saved.info, saved.incarnation, None))
         self._next_unit = next_unit
 
     def replay(self, entry: Record) -> None:
@@ -236,8 +239,7 @@ class UnitRegistry:
             self._units[entry.info.unit] = UnitSession(entry.info, entry.incarnation, None)
             self._next_unit = max(self._next_unit, entry.info.unit + 1)
         elif isinstance(entry, UnitLost) and entry.unit in self._units:
-            session = self._units.pop(entry.unit)
-            self._lost[session.incarnation] = session
+            self._keep_lost(self._units.pop(entry.unit))
         elif isinstance(entry, UnitJoined):
             for key, session in list(self._lost.items()):
                 if session.info.unit == entry.unit:
@@ -252,11 +254,18 @@ class UnitRegistry:
 
     def _lose(self, session: UnitSession, now: float) -> None:
         del self._units[session.info.unit]
-        self._lost[session.incarnation] = session
+        self._keep_lost(session)
         self._core.unit_lost(session.info.unit, now)
         if session.connection is not None:
             connection, session.connection = session.connection, None
             connection.abort("another unit registered under the same name")
+
+    def _keep_lost(self, session: UnitSession) -> None:
+        """It may come back with its blocks. Of GPUs of clients, whose names are not used again, the newest stay."""
+        self._lost[session.incarnation] = session
+        devices = [key for key, item in self._lost.items() if DEVICE in item.info.attributes]
+        for key in devices[:-_MOST_LOST_DEVICES]:
+            del self._lost[key]
 
     def _same_incarnation(self, join: Join) -> UnitSession | None:
         for session in self._units.values():

@@ -132,7 +132,7 @@ def explain(picture: dict[str, Any], partition: str | None = None) -> list[str]:
         names = [each["name"] for each in picture["partitions"]]
         if partition is not None and partition not in names:
             found.append(f"there is no partition {partition!r}{did_you_mean([partition], names)}")
-    connected = sum(unit["connected"] for unit in picture["units"])
+    connected = sum(unit["connected"] and not unit.get("on_device") for unit in picture["units"])
     if connected < picture["expected_units"]:
         found.append(f"{connected} of {picture['expected_units']} storage units are connected")
     return found

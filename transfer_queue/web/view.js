@@ -208,7 +208,7 @@ function summary() {
   const flow = speed === null ? "" : `, ${speed.toFixed(0)} rows/s in (${bytes(Math.round(rate("bytes_put")))}/s), ` +
     `${rate("rows_fetched").toFixed(0)} rows/s out`;
   const most = now.sample_capacity === null ? "" : ` of ${now.sample_capacity}`;
-  const there = now.units.filter((unit) => unit.connected).length;
+  const there = now.units.filter((unit) => unit.connected && !unit.on_device).length;
   const storage = now.expected_units ? `, ${there} of ${now.expected_units} storage units` : "";
   return `${now.rows}${most} rows, ${now.clients} client${now.clients === 1 ? "" : "s"}${storage}, backend ${now.backend}${flow}`;
 }

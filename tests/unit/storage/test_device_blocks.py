@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 from tensordict import TensorDict
 
 from transfer_queue.client.arguments import check_placement
@@ -16,10 +18,17 @@ from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.placement import Placement
 from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory, device_of
+from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import CapacityError, InvalidInputError
+from transfer_queue.runtime.controller import Controller
+from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.picture import picture
+from transfer_queue.runtime.why import explain
 from transfer_queue.storage.base import DEVICE, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes, decoded, mixed_block
 from transfer_queue.storage.memory.device import DeviceStore
+from transfer_queue.wire.messages import Join
 
 HOST = torch.device("cpu")
 MIB = 1 << 20
@@ -93,6 +102,32 @@ def test_the_device_of_a_put_is_the_one_of_its_thread_unless_its_tensors_are_on_
     assert check_placement("device") == torch.device("cuda", 3)
     assert check_placement("host") is None
     assert device_of(block_of_bytes(MIB)) is None
+
+
+async def test_devices_of_clients_do_not_count_as_storage_units_and_are_forgotten_in_the_end() -> None:
+    controller = Controller(ControllerConfig(expected_units=2), ControlCore(), asyncio.get_running_loop())
+
+    def join(number: int, attributes: dict[str, Any]) -> None:
+        line = cast(Any, SimpleNamespace(principal=None))
+        controller.units.join(line, Join(f"u{number}", f"i{number}", "", MIB, 7, attributes=attributes), [], 0.0)
+
+    join(0, {})
+    for number in range(1, 101):
+        join(number, {DEVICE: "GPU"})
+    wanted = "1 of 2 storage units are"
+    assert controller.missing() == f"{wanted} registered"
+    assert f"{wanted} connected" in explain(picture(controller))
+    said = generate_latest(controller_registry(controller)).decode()
+    assert [line for line in said.splitlines() if line.startswith("tq_unit_used_bytes")] == [
+        'tq_unit_used_bytes{unit="u0"} 7.0'
+    ]
+    assert 'tq_device_used_bytes{unit="u100"} 7.0' in said
+    for session in list(controller.units):
+        assert session.connection is not None
+        controller.units.disconnected(session, session.connection, 1.0)
+    controller.units.expire(2.0, 2.0)
+    lost = [unit.info.name for unit in controller.units.saved()[1]]
+    assert lost == ["u0", *(f"u{number}" for number in range(37, 101))]
 
 
 @pytest.mark.parametrize(
