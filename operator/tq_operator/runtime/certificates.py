@@ -1,11 +1,11 @@
 """Certificates in Secrets: one for the servers of a queue, one for its pods in each namespace.
 
 They are of an issuer of cert-manager, which looks after them, or of a CA that the queue alone has. Then they are made
-when the queue is looked at, and anew when a third of their life is left; the kubelet brings new ones to the pods, whose
+when the queue is looked at, and again when a third of their life is left; the kubelet brings new ones to the pods, whose
 processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
 
-A new CA first joins the old one in what all trust. Once every pod has that, certificates of the new CA replace those of
-the old one, and an hour after the change the old CA is trusted no longer.
+A new CA is first added to the bundle that all pods trust. Once every Secret has that bundle, and the kubelet had time
+to bring it to the pods, certificates of the new CA replace those of the old one. An hour later the old CA is removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -46,8 +46,10 @@ CERTIFICATE_LIFE = timedelta(days=90)
 _SPREAD = timedelta(minutes=3)
 """Much longer than the kubelet needs to bring a changed Secret to its pods."""
 _OVERLAP = timedelta(hours=1)
-_SINCE = f"{GROUP}/ca-changed"
-"""On Secrets with a certificate: when a new CA joined the old one in them."""
+_ADDED = f"{GROUP}/ca-changed"
+"""On Secrets with a certificate: when a new CA was added to their bundle."""
+_ISSUED = f"{GROUP}/ca-issued"
+"""On Secrets whose bundle has an old CA: when they got a certificate of the new one."""
 _CLIENT = "tls-client"
 KEYS = ("ca.crt", "tls.crt", "tls.key")
 """Of a Secret with a certificate: its CA, itself, its key."""
@@ -60,10 +62,12 @@ class _Trust:
     authority: KeyPair
     old: tuple[bytes, ...] = ()
     """Certificates of CAs that are still trusted."""
-    since: str = ""
-    """When they were replaced."""
     spreads: bool = False
     """Whether pods may not trust the new CA yet, so that certificates of the old ones stay."""
+    added: datetime | None = None
+    """When the last Secret got the bundle with the new CA."""
+    issued: datetime | None = None
+    """When the last Secret got a certificate of the new CA."""
 
     @property
     def bundle(self) -> bytes:
@@ -99,16 +103,16 @@ class Certificates:
             return [*problems, *filter(None, map(self._order, wanted))]
         if queue.tls != "operator":
             return problems
-        try:
-            trust = self._trust(queue, self._authority(queue, now), now)
-        except ClusterError as error:
-            return [*problems, refusal("the Secret of the CA", str(error), "CertificateNotMade")]
-        except _UnusableError as error:
-            return [*problems, Problem("CertificateNotMade", str(error))]
         wanted_secrets = [(self._own(queue, "tls-server"), server_names(server_hosts(queue)), True)]
         for namespace in namespaces:
             secret = self._own(queue, _CLIENT) if namespace == queue.namespace else _foreign(queue, namespace)
             wanted_secrets.append((secret, client_names(namespace_name(namespace)), False))
+        try:
+            trust = self._trust(queue, self._authority(queue, now), [secret for secret, *_ in wanted_secrets], now)
+        except ClusterError as error:
+            return [*problems, refusal("the Secret of the CA", str(error), "CertificateNotMade")]
+        except _UnusableError as error:
+            return [*problems, Problem("CertificateNotMade", str(error))]
         for secret, names, server in wanted_secrets:
             try:
                 self._keep(queue, secret, trust, names, now, server=server)
@@ -173,8 +177,8 @@ class Certificates:
         self._write({**wanted, "type": "Opaque"}, {"ca.crt": made.certificate, "ca.key": made.key})
         return made
 
-    def _trust(self, queue: Queue, authority: KeyPair, now: datetime) -> _Trust:
-        """By the Secret of the servers, which has the CAs that are trusted now."""
+    def _trust(self, queue: Queue, authority: KeyPair, secrets: Iterable[Manifest], now: datetime) -> _Trust:
+        """By the Secret of the servers, which has the CAs that are trusted now, and how far all ``secrets`` are."""
         found = self._found(queue, self._own(queue, "tls-server"))
         text = secret_data(found).get("ca.crt", b"") if found else b""
         new = x509.load_pem_x509_certificates(authority.certificate)
@@ -183,13 +187,22 @@ class Certificates:
         except ValueError:  # the Secret is made again
             return _Trust(authority)
         old = tuple(each.public_bytes(serialization.Encoding.PEM) for each in there if each not in new)
-        if not found or not old:
+        if not old:
             return _Trust(authority)
-        marked = (found["metadata"].get("annotations") or {}).get(_SINCE, "") if there[0] in new else ""
-        since = _time(marked) or now
-        if now - since >= _OVERLAP:
+        times: list[tuple[datetime | None, datetime | None]] = []
+        for secret in secrets:
+            try:
+                if (found := self._found(queue, secret)) is not None:
+                    times.append(_times(found, authority, now))
+            except _UnusableError:  # it is not of the queue, so no pod waits for it
+                continue
+            except ClusterError:
+                times.append((None, None))
+        added, issued = (_last(each) for each in zip(*times, strict=True))
+        spreads = added is None or now - added < _SPREAD
+        if not spreads and issued is not None and now - issued >= _OVERLAP:
             return _Trust(authority)
-        return _Trust(authority, old, since.isoformat(), spreads=now - since < _SPREAD)
+        return _Trust(authority, old, spreads, added or now, issued or now)
 
     def _keep(
         self,
@@ -203,11 +216,13 @@ class Certificates:
     ) -> None:
         found = self._found(queue, wanted)
         data = secret_data(found) if found is not None else {}
-        if marked := {_SINCE: trust.since} if trust.since else {}:
-            metadata = wanted["metadata"]
-            wanted = {**wanted, "metadata": {**metadata, "annotations": {**metadata["annotations"], **marked}}}
-        if trust.accepts(data, names, now):
-            if data["ca.crt"] != trust.bundle:
+        stays = trust.accepts(data, names, now)
+        marks = _marks(found, trust, now, stays=stays)
+        metadata = wanted["metadata"]
+        wanted = {**wanted, "metadata": {**metadata, "annotations": {**metadata["annotations"], **marks}}}
+        if stays and found is not None:
+            marked = marks.items() <= (found["metadata"].get("annotations") or {}).items()
+            if data["ca.crt"] != trust.bundle or not marked:
                 content = {**{key: data[key] for key in KEYS}, "ca.crt": trust.bundle}
                 self._write({**wanted, "type": "kubernetes.io/tls"}, content)
             return
@@ -215,7 +230,7 @@ class Certificates:
         try:
             made = issue(trust.authority, f"transferqueue {role}", names, now, CERTIFICATE_LIFE, server=server)
         except ValueError as error:
-            raise _UnusableError(f"Secret {queue.child('tls-ca')}: {error}; delete it to have it made anew") from None
+            raise _UnusableError(f"Secret {queue.child('tls-ca')}: {error}; delete it to have it made again") from None
         content = {"ca.crt": trust.bundle, "tls.crt": made.certificate, "tls.key": made.key}
         self._write({**wanted, "type": "kubernetes.io/tls"}, content)
 
@@ -270,11 +285,42 @@ def _signs(authority: KeyPair, now: datetime) -> bool:
         return False
 
 
-def _time(text: str) -> datetime | None:
+def _times(found: Manifest, authority: KeyPair, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """When a Secret got the bundle with ``authority``, and a certificate of it; None: not yet."""
+    data = secret_data(found)
+    if not data.get("ca.crt", b"").startswith(authority.certificate):
+        return None, None
     try:
-        return datetime.fromisoformat(text) if text else None
+        issued = issued_by(data.get("tls.crt", b""), authority.certificate)
     except ValueError:
-        return None
+        issued = False
+    return _time(found, _ADDED, now), _time(found, _ISSUED, now) if issued else None
+
+
+def _time(found: Manifest, annotation: str, now: datetime) -> datetime:
+    """Not after ``now``, which also stands for a text that is no time."""
+    try:
+        time = datetime.fromisoformat((found["metadata"].get("annotations") or {}).get(annotation, ""))
+    except ValueError:
+        return now
+    return min(now, time if time.tzinfo else time.replace(tzinfo=timezone.utc))
+
+
+def _last(times: Iterable[datetime | None]) -> datetime | None:
+    """None unless all are known."""
+    known = list(times)
+    return None if None in known else max(filter(None, known))
+
+
+def _marks(found: Manifest | None, trust: _Trust, now: datetime, *, stays: bool) -> dict[str, str]:
+    """Annotations of a Secret whose bundle has an old CA. ``stays``: it keeps its certificate."""
+    if not trust.old:
+        return {}
+    # One that is made now takes the times of the others: no pod has an older one, and nothing waits for it.
+    added, issued = _times(found, trust.authority, now) if found is not None else (trust.added, trust.issued)
+    if not stays and found is not None:
+        issued = now
+    return {_ADDED: (added or now).isoformat(), **({_ISSUED: issued.isoformat()} if issued else {})}
 
 
 def _is_ending(error: ClusterError) -> bool:

@@ -594,7 +594,7 @@ def test_a_spec_with_an_invalid_child_leaves_the_one_that_runs(operator: Operato
     before = (plane.get("deployment", name) or {})["metadata"]["uid"]
     ports = '[{"name": "a", "containerPort": 1}, {"name": "a", "containerPort": 2}]'
     sidecar = f'[{{"name": "side", "image": "any", "ports": {ports}}}]'
-    change = f'{{"spec": {{"controller": {{"podTemplate": {{"spec": {{"containers": {sidecar}}}}}}}}}}}'
+    change = f'{{"spec": {{"podTemplate": {{"spec": {{"containers": {sidecar}}}}}}}}}'
     plane.kubectl("patch", "transferqueue", queue, "--type=merge", "-p", change)
     wait_until(lambda: "Duplicate" in condition(plane, queue, "Degraded").get("message", ""), "the change is refused")
     assert (plane.get("deployment", name) or {"metadata": {}})["metadata"].get("uid") == before

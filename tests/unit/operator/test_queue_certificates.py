@@ -132,15 +132,15 @@ def test_a_new_ca_joins_the_old_one_before_certificates_change_and_the_old_one_l
     changed = look(now + 3 * minute)
     assert [each[0] for each in changed] == [each[0] for each in joined], "the others may use the old CA yet"
     assert all(issued_by(certificate, new) for _, certificate in changed)
-    assert look(now + 59 * minute) == changed
-    ended = look(now + 60 * minute)
+    assert look(now + 62 * minute) == changed
+    ended = look(now + 63 * minute)
     assert [each[0] for each in ended] == 3 * [[parsed["new"]]]
     assert [each[1] for each in ended] == [each[1] for each in changed]
 
     # One that is to be distrusted at once.
     for path in (authority, paths[0]):
         cluster.drop(path)
-    assert all(len(trusted) == 1 and issued_by(made, ca()) for trusted, made in look(now + 61 * minute))
+    assert all(len(trusted) == 1 and issued_by(made, ca()) for trusted, made in look(now + 64 * minute))
     # And one that ends.
     last, later = ca(), start + timedelta(days=3400)
     trusted, _ = look(later)[0]
@@ -149,3 +149,47 @@ def test_a_new_ca_joins_the_old_one_before_certificates_change_and_the_old_one_l
     damaged = cluster.objects[authority]["data"]
     cluster.put(authority, {**cluster.objects[authority], "data": {**damaged, "ca.key": damaged["ca.crt"]}})
     assert all(len(trusted) == 3 and trusted[0] != trusted[1] for trusted, _ in look(later + minute))
+
+
+def test_a_new_ca_waits_for_every_secret_and_for_an_hour_after_its_certificates_and_never_for_ever(
+    cluster: Cluster,
+) -> None:
+    now, minute = datetime(2026, 5, 1, tzinfo=timezone.utc), timedelta(minutes=1)
+    certificates, queue = Certificates(cluster, (), lambda: None), queue_from(document(OPERATOR), "operator")
+    server, ca = (f"/api/v1/namespaces/rl/secrets/quickstart-tls-{part}" for part in ("server", "ca"))
+    foreign = f"/api/v1/namespaces/a/secrets/{foreign_secret()}"
+
+    def is_new() -> list[bool]:
+        """Whether the certificates are of the new CA."""
+        authority = secret_data(cluster.objects[ca])["ca.crt"]
+        return [issued_by(secret_data(cluster.objects[path])["tls.crt"], authority) for path in (server, foreign)]
+
+    def trusted() -> int:
+        return len(x509.load_pem_x509_certificates(secret_data(cluster.objects[server])["ca.crt"]))
+
+    certificates.look_after(queue, ["a"], now)
+    cluster.drop(ca)
+    cluster.refusal = "forbidden"
+    certificates.look_after(queue, ["a"], now)
+    certificates.look_after(queue, ["a"], now + 10 * minute)
+    assert is_new() == [False, False], "pods of namespace a do not trust the new CA"
+    cluster.refusal = ""
+    certificates.look_after(queue, ["a"], now + 11 * minute)
+    assert is_new() == [False, False], "the kubelet needs time"
+    # An operator that was away for long.
+    certificates.look_after(queue, ["a"], now + 500 * minute)
+    assert (is_new(), trusted()) == ([True, True], 2)
+
+    # Times that somebody changed count from the next look.
+    for text in ("2999-01-01T00:00:00+00:00", "soon"):
+        found = cluster.objects[server]
+        marks = {**found["metadata"]["annotations"], "transferqueue.io/ca-issued": text}
+        cluster.put(server, {**found, "metadata": {**found["metadata"], "annotations": marks}})
+        certificates.look_after(queue, ["a"], now + 555 * minute)
+    certificates.look_after(queue, ["a"], now + 614 * minute)
+    assert trusted() == 2
+    found = cluster.objects[server]
+    marks = {**found["metadata"]["annotations"], "transferqueue.io/ca-issued": "2026-05-01T00:00:00"}  # no time zone
+    cluster.put(server, {**found, "metadata": {**found["metadata"], "annotations": marks}})
+    certificates.look_after(queue, ["a"], now + 614 * minute)
+    assert trusted() == 1, "all others are older than an hour"
