@@ -76,6 +76,8 @@ REFUSED = [
 REFUSED_MOONCAKE = [
     ("auto_init", {"metadata_server": "storehost:5000"}, "metadata_server.*another machine.*auto_init"),
     ("auto_init", {"master_server_address": "203.0.113.7:50051"}, "master_server_address.*another machine"),
+    ("auto_init", {"master_server_address": "0.0.0.0:50051"}, "master_server_address.*no address to connect to"),
+    ("auto_init", {"master_server_address": "[::]:50051"}, "master_server_address.*no address to connect to"),
     ("auto_init", {"master_server_address": "localhost"}, "master_server_address.*HOST:PORT"),
     ("attach", {"auto_init": False, "metadata_server": ""}, "metadata_server: name the server"),
     ("attach", {"auto_init": False, "master_server_address": None}, "master_server_address: name the server"),

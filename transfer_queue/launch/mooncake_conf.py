@@ -7,6 +7,8 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from transfer_queue.config import defaults
 from transfer_queue.config.resource import Master
 from transfer_queue.errors import ConfigError
@@ -15,6 +17,7 @@ from transfer_queue.launch.plan import LocalPlan
 __all__ = ["with_mooncake"]
 
 _SECTION = "backend.MooncakeStore"
+_IP = (socket.AF_INET, socket.AF_INET6)
 
 
 def with_mooncake(plan: LocalPlan, section: Any, *, in_ray: bool) -> LocalPlan:
@@ -71,8 +74,8 @@ def _port(name: str, value: object, *, anywhere: bool = False) -> int:
         raise ConfigError(f"{_SECTION}.{name}: {value!r} is not HOST:PORT")
     if not anywhere and not _is_local(host.strip("[]")):
         raise ConfigError(
-            f"{_SECTION}.{name}: {value!r} is on another machine, where init() starts nothing; set auto_init to false "
-            "to use a master that runs there"
+            f"{_SECTION}.{name}: {value!r} is on another machine, or no address to connect to. init() starts a master on "
+            "this machine alone: name an address of it, or set auto_init to false to use a master that runs elsewhere"
         )
     return int(port)
 
@@ -82,9 +85,9 @@ def _is_local(host: str) -> bool:
     if host in ("", "localhost", socket.gethostname()):
         return True
     try:
-        version = ipaddress.ip_address(host).version
-        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-    except (ValueError, OSError):
+        address = ipaddress.ip_address(host)
+    except ValueError:
         return False
-    return True
+    # A bind proves nothing: with net.ipv4.ip_nonlocal_bind the kernel allows every address.
+    found = (entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family in _IP)
+    return address.is_loopback or any(ipaddress.ip_address(each) == address for each in found)
