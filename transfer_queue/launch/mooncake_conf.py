@@ -74,8 +74,8 @@ def _port(name: str, value: object, *, anywhere: bool = False) -> int:
         raise ConfigError(f"{_SECTION}.{name}: {value!r} is not HOST:PORT")
     if not anywhere and not _is_local(host.strip("[]")):
         raise ConfigError(
-            f"{_SECTION}.{name}: {value!r} is on another machine, or no address to connect to. init() starts a master on "
-            "this machine alone: name an address of it, or set auto_init to false to use a master that runs elsewhere"
+            f"{_SECTION}.{name}: {value!r} is on another machine, or no address to connect to. init() starts a master "
+            "on this machine alone: name one of its addresses, or set auto_init to false to use a master elsewhere"
         )
     return int(port)
 

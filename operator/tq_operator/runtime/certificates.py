@@ -1,8 +1,8 @@
 """Certificates in Secrets: one for the servers of a queue, one for its pods in each namespace.
 
 They are of an issuer of cert-manager, which looks after them, or of a CA that the queue alone has. Then they are made
-when the queue is looked at, and again when a third of their life is left; the kubelet brings new ones to the pods, whose
-processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
+when the queue is looked at, and again when a third of their life is left. The kubelet brings new ones to the pods,
+whose processes read them with the next connection. The CA's key is in a Secret that no pod mounts.
 
 A new CA is first added to the bundle that all pods trust. Once every Secret has that bundle, and the kubelet had time
 to bring it to the pods, certificates of the new CA replace those of the old one. An hour later the old CA is removed.
