@@ -144,27 +144,38 @@ def test_metadata_that_is_no_object_is_refused(stacks: tuple[Stack, Stack], tmp_
 
 
 def test_a_series_keeps_the_newest_whatever_the_clock_and_killed_saves_do(saved: Path, tmp_path: Path) -> None:
-    series = Series(str(tmp_path))
-    assert series.names() == []
+    series = Series(str(tmp_path), "queue")
+    for name in ("99999999T999999Z", "99991231T235959Z"):
+        (tmp_path / name).mkdir()
+    assert series.names(complete=False) == []
     moment = datetime(2026, 11, 29, 20, 30, tzinfo=timezone.utc)
     for second in (0, 1, 3, 5):
-        name = series.next_name(moment + timedelta(seconds=second))
+        name = Path(str(series.begin(moment + timedelta(seconds=second)))).name
         if second == 5:
             series.prune(1)  # while the next save is under way
-        shutil.copytree(saved, tmp_path / name)
+        shutil.copytree(saved, tmp_path / name, dirs_exist_ok=True)
         if second in (1, 5):
             (tmp_path / name / "metadata.json").unlink()  # it was killed
     assert series.names() == ["20261129T203003Z"]
     assert series.names(complete=False) == ["20261129T203003Z", "20261129T203005Z"]
-    name = series.next_name(moment - timedelta(hours=1))
+    name = Path(str(series.begin(moment - timedelta(hours=1)))).name
     assert name == "20261129T203006Z"
-    shutil.copytree(saved, tmp_path / name)
+    shutil.copytree(saved, tmp_path / name, dirs_exist_ok=True)
     (tmp_path / "20261129T203005Z" / "mine").write_text("")
-    (tmp_path / "other").mkdir()
+    others = ["20250101T000000Z", "20250101T000001Z"]
+    shutil.copytree(saved, tmp_path / others[0])  # by hand
+    shutil.copytree(saved, str(Series(str(tmp_path), "other").member(others[1])))
+    (tmp_path / others[1] / ".transferqueue-series").write_text("other")
     series.prune(1)
     assert str(newest(str(tmp_path))) == str(tmp_path / name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["20261129T203005Z", name, "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *others,
+        "20261129T203005Z",
+        name,
+        "99991231T235959Z",
+        "99999999T999999Z",
+    ]
     assert [path.name for path in (tmp_path / "20261129T203005Z").iterdir()] == ["mine"]
     assert f"{name} holds 3 rows" in run("show", str(tmp_path)).stdout
-    refused = run("save", str(tmp_path / name), "--every", "1", code=1)
+    refused = run("save", str(tmp_path / name), "--every", "1", "--controller", "127.0.0.1:1", code=1)
     assert "is one checkpoint; save at intervals to another place" in refused.stderr

@@ -17,10 +17,12 @@ import numpy as np
 
 from transfer_queue.errors import CheckpointError, InvalidInputError, InvalidTypeError
 
-__all__ = ["MANIFEST", "CheckpointDirectory", "Range", "open_directory"]
+__all__ = ["MANIFEST", "SERIES", "CheckpointDirectory", "Range", "open_directory"]
 
 MANIFEST = "metadata.json"
 """A checkpoint exists once this file does. It is replaced atomically."""
+SERIES = ".transferqueue-series"
+"""File in each checkpoint that a save at intervals makes. It holds the identity of the queue."""
 _MARKER = ".transferqueue-checkpoint"
 """File in each folder of data that a save makes. It holds the ID in the folder's name."""
 _DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
@@ -214,6 +216,7 @@ class LocalDirectory(CheckpointDirectory):
         (self._path / MANIFEST).unlink(missing_ok=True)
         for folder in self.abandoned():
             self.remove(folder)
+        (self._path / SERIES).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # files of somebody else stay
             self._path.rmdir()
 
@@ -319,6 +322,8 @@ class ObjectStoreDirectory(CheckpointDirectory):
         for folder in self.folders():
             if _DATA_FOLDER.fullmatch(folder):
                 self.remove(folder)
+        with contextlib.suppress(FileNotFoundError), _store_errors():
+            self._files.rm_file(self._at(SERIES))
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
-from transfer_queue.checkpoint.directory import MANIFEST, CheckpointDirectory, open_directory
+from transfer_queue.checkpoint.directory import MANIFEST, SERIES, CheckpointDirectory, open_directory
 from transfer_queue.errors import CheckpointError
 
 __all__ = ["Series", "newest"]
@@ -18,8 +18,12 @@ _FORMAT = "%Y%m%dT%H%M%SZ"
 class Series:
     """The checkpoints below ``place``, a path or a URL. One process at a time saves to it."""
 
-    def __init__(self, place: str) -> None:
-        """Raises InvalidInputError, CheckpointError if ``place`` is a checkpoint itself."""
+    def __init__(self, place: str, queue: str = "") -> None:
+        """``queue``: identity of the queue that is saved; other queues' checkpoints are never removed.
+
+        Raises InvalidInputError, CheckpointError if ``place`` is a checkpoint itself.
+        """
+        self._queue = queue.encode()
         self._place = place.rstrip("/")
         self._root = open_directory(place)
         if _is_complete(self._root):
@@ -27,7 +31,7 @@ class Series:
 
     def names(self, *, complete: bool = True) -> list[str]:
         """The names of the checkpoints, oldest first; also of those that a killed save left, unless ``complete``."""
-        found = sorted(name for name in self._root.folders() if _NAME.fullmatch(name))
+        found = sorted(name for name in self._root.folders() if _is_time(name))
         return [name for name in found if not complete or _is_complete(self.member(name))]
 
     def member(self, name: str) -> CheckpointDirectory:
@@ -41,17 +45,29 @@ class Series:
             return name
         return (datetime.strptime(last, _FORMAT) + timedelta(seconds=1)).strftime(_FORMAT)
 
+    def begin(self, now: datetime) -> CheckpointDirectory:
+        """The directory for a checkpoint that is saved at ``now``, marked as one of this queue. Raises OSError."""
+        directory = self.member(self.next_name(now))
+        directory.create()
+        with directory.write(SERIES) as file:
+            file.write(self._queue)
+        return directory
+
     def prune(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` complete checkpoints, and what killed saves left before the newest."""
-        complete = self.names()
-        if not complete:
-            return
-        kept = set(complete[-keep:])
-        for name in self.names(complete=False):
-            if name not in kept and name < complete[-1]:
+        """Remove all but the newest ``keep`` complete checkpoints of this queue, and what its killed saves left before
+        the newest. What `begin` did not mark stays. Raises CheckpointError, OSError."""
+        own = [name for name in self.names(complete=False) if self._is_own(name)]
+        complete = [name for name in own if _is_complete(self.member(name))]
+        for name in own:
+            if name not in complete[-keep:] and complete and name < complete[-1]:
                 directory = self.member(name)
                 with suppress(CheckpointError), directory.locked(shared=False):  # somebody loads it
                     directory.erase()
+
+    def _is_own(self, name: str) -> bool:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return self.member(name).read(SERIES) == self._queue
+        return False
 
 
 def newest(place: object) -> CheckpointDirectory:
@@ -75,3 +91,10 @@ def _is_complete(directory: CheckpointDirectory) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _is_time(name: str) -> bool:
+    try:
+        return bool(_NAME.fullmatch(name) and datetime.strptime(name, _FORMAT) + timedelta(seconds=1))
+    except (ValueError, OverflowError):
+        return False

@@ -20,6 +20,7 @@ from transfer_queue.errors import ConfigError, TransferQueueError
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import files
     from transfer_queue.client.client import Client
+    from transfer_queue.config.attach import AttachConfig
 
 __all__ = ["app"]
 
@@ -54,10 +55,10 @@ def save(
             "--every",
             min=1,
             metavar="SECONDS",
-            help="Go on until a signal: a checkpoint below PATH at each interval, named by its time.",
+            help="Save at intervals until a signal stops it, each time to a new folder below PATH, named by its time.",
         ),
     ] = None,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="With --every: how many of the newest stay.")] = 3,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="With --every: how many of this queue's newest stay.")] = 3,
     queue: QueueOption = None,
     controller: ControllerOption = None,
     output: OutputOption = Output.table,
@@ -77,23 +78,32 @@ def save(
         if every is None:
             save_to(path)
         else:
-            _save_for_ever(path, every, keep, save_to)
+            _save_at_intervals(path, _identity(find_queue(queue, controller)), every, keep, save_to)
 
 
-def _save_for_ever(path: str, every: float, keep: int, save_to: Callable[[str], None]) -> NoReturn:
+def _save_at_intervals(path: str, queue: str, every: float, keep: int, save_to: Callable[[str], None]) -> NoReturn:
     """At the multiples of ``every`` seconds. A save that fails leaves the earlier ones, and the next one is in time."""
     from transfer_queue.checkpoint.series import Series
 
-    series = Series(path)
+    series = Series(path, queue)
     while True:
         try:
-            save_to(str(series.member(series.next_name(datetime.now(timezone.utc)))))
-            series.prune(keep)
+            save_to(str(series.begin(datetime.now(timezone.utc))))
         except ConfigError:
             raise
         except (TransferQueueError, OSError) as error:
-            say(f"not saved: {error}; the next attempt is in time")
+            say(f"not saved: {error}; trying again at the next interval")
+        else:
+            try:
+                series.prune(keep)
+            except (TransferQueueError, OSError) as error:
+                say(f"saved, but earlier checkpoints were not removed: {error}; trying again after the next save")
         time.sleep(every - time.time() % every)
+
+
+def _identity(config: AttachConfig) -> str:
+    """What tells a queue from others: its uid, or else its name and addresses."""
+    return config.uid or f"{config.name or 'queue'} at {','.join(config.controller.addresses)}"
 
 
 @app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
