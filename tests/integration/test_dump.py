@@ -11,6 +11,8 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
+from transfer_queue.checkpoint import dump
+from transfer_queue.control.commands import Clear, Commit
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, KeyNotFoundError
 
 KEYS = [f"key {number}" for number in range(600)]  # several windows
@@ -114,3 +116,39 @@ def test_a_dump_leaves_nothing_of_the_one_that_it_replaces(queue: Stack, partiti
         tq.kv_put("k", partition, {"x": torch.tensor([number])})
         tq.dump_data_by_key(tmp_path / "one", ["k"], partition)
     assert len(list((tmp_path / "one").glob("data-*"))) == 1
+
+
+def test_a_row_that_is_replaced_while_it_is_dumped_is_dumped_whole(
+    queue: Stack, partition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.kv_put("k", partition, {"x": torch.tensor([1])}, tag={"n": 1})
+    locate, replaced = dump._locate, []
+
+    async def replace_after(client: Any, keys: list[str], partition: str) -> Any:
+        batch = await locate(client, keys, partition)
+        if not replaced:
+            replaced.append(partition)
+            await client.engine.request(Clear(partition, keys=keys), 20.0)
+            await client.engine.put(None, Commit(partition, keys=keys, tags=[{"n": 2}]), timeout_s=20.0)
+        return batch
+
+    monkeypatch.setattr(dump, "_locate", replace_after)
+    tq.dump_data_by_key(tmp_path / "one", ["k"], partition)
+    about = tq.read_row_index(tmp_path / "one")["rows"]["k"]
+    assert (about["tag"], about["fields"]) == ({"n": 2}, [])
+
+
+def test_no_row_is_loaded_before_its_tag(
+    dumped: tuple[list[str], dict[str, Any]], partition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.kv_clear(dumped[0], partition)
+    engine = type(tq.get_client().engine)
+    put, bare = engine.put, []
+
+    def watched(self: Any, block: Any, commit: Commit, **options: Any) -> Any:
+        bare.extend(key for key, tag in zip(commit.keys or [], commit.tags or [{}] * 1000, strict=False) if not tag)
+        return put(self, block, commit, **options)
+
+    monkeypatch.setattr(engine, "put", watched)
+    tq.load_data_by_key(tmp_path / "rows")
+    assert bare == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,11 +18,12 @@ from transfer_queue.client.client import Client
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.reading import LoadedBatch
 from transfer_queue.control.commands import Batch, Commit, Lookup, Snapshot
-from transfer_queue.errors import CheckpointError
+from transfer_queue.errors import CheckpointError, NotReadyError, StorageKeyNotFoundError
 
 __all__ = ["dump_data_by_key", "load_data_by_key", "read_row_index"]
 
 T = TypeVar("T")
+_ATTEMPTS = 5
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +31,14 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
     place: BlockPlace
     rows: list[int]
+
+
+class _Group(NamedTuple):
+    """Rows of a window that have the same fields."""
+
+    rows: list[int]
+    names: list[str]
+    loaded: LoadedBatch
 
 
 class _Rows(msgspec.Struct, frozen=True):
@@ -111,12 +120,16 @@ def load_data_by_key(dump_dir: str | os.PathLike[str]) -> dict[str, int]:
         written = {part.place: part.rows for part in rows.parts}
         for window in windows([part.place for part in rows.parts]):
             for place, block in zip(window, read_blocks(directory, manifest, window), strict=True):
-                keys = [rows.keys[row] for row in written[place]]
-                commit = Commit(rows.partition, keys=keys, wait_s=WAIT_S)
-                _run(client, client.engine.put(block, commit, timeout_s=REQUEST_S))
-        commit = Commit(rows.partition, keys=rows.keys, tags=rows.tags, wait_s=WAIT_S)
-        _run(client, client.engine.put(None, commit, timeout_s=REQUEST_S))
+                _run(client, client.engine.put(block, _commit(rows, written[place]), timeout_s=REQUEST_S))
+        if bare := [row for row, fields in enumerate(rows.fields) if not fields]:
+            _run(client, client.engine.put(None, _commit(rows, bare), timeout_s=REQUEST_S))
     return _counts(rows)
+
+
+def _commit(rows: _Rows, numbers: list[int]) -> Commit:
+    """Of these rows with their tags, so that nobody gets one without."""
+    keys, tags = [rows.keys[row] for row in numbers], [rows.tags[row] for row in numbers]
+    return Commit(rows.partition, keys=keys, tags=tags, wait_s=WAIT_S)
 
 
 def read_row_index(dump_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -147,20 +160,23 @@ def _dump(client: Client, writer: Writer, keys: list[str], partition: str) -> di
     found = _Rows(partition, keys, [], [], [], [])
     for start in range(0, len(keys), WINDOW_BLOCKS):
         window = keys[start : start + WINDOW_BLOCKS]
-        batch = _run(client, _locate(client, window, partition))
-        fields = _fields_of_rows(batch)
-        found.indexes.extend(np.frombuffer(batch.indexes, "<i8").tolist())
-        found.tags.extend(batch.tags or [{} for _ in window])
-        found.fields.extend(fields)
-        for names in dict.fromkeys(map(tuple, fields)):
-            rows = [number for number, has in enumerate(fields) if tuple(has) == names]
-            loaded = _run(client, _load(client, [window[row] for row in rows], list(names), partition))
-            try:
+        batch, groups = _run(client, _load(client, window, partition))
+        indexes = np.frombuffer(batch.indexes, "<i8").tolist()
+        tags = batch.tags or [{} for _ in window]
+        fields: list[list[str]] = [[] for _ in window]
+        try:
+            for rows, names, loaded in groups:
+                for row, tag in zip(rows, loaded.batch.tags or [{} for _ in rows], strict=True):
+                    tags[row], fields[row] = tag, names
                 for positions, block in loaded.parts():
                     place = writer.add_block(len(found.parts), block.segments())
                     found.parts.append(_Part(place, [start + rows[position] for position in positions]))
-            finally:
+        finally:
+            for _, _, loaded in groups:
                 loaded.release()
+        found.indexes.extend(indexes)
+        found.tags.extend(tags)
+        found.fields.extend(fields)
     writer.add_file(ROWS, msgspec.msgpack.encode(found))
     writer.commit(storage_saved=True, user_metadata={}, rows=len(keys), partitions=1)
     return _counts(found)
@@ -183,10 +199,38 @@ def _fields_of_rows(batch: Batch) -> list[list[str]]:
     return found
 
 
-async def _load(client: Client, keys: list[str], names: list[str], partition: str) -> LoadedBatch:
-    lookup = Lookup(partition, keys=keys, fields=names, require_ready=True)
-    batch = await client.engine.lookup(lookup, REQUEST_S)
-    return await client.engine.load(batch, names, lookup, REQUEST_S)
+async def _load(client: Client, keys: list[str], partition: str) -> tuple[Batch, list[_Group]]:
+    """The located rows, and the data of those that have fields. Rows that others replace meanwhile are located again.
+
+    Raises KeyNotFoundError, CheckpointError.
+    """
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        batch = await _locate(client, keys, partition)
+        fields = _fields_of_rows(batch)
+        groups: list[_Group] = []
+        try:
+            for names in filter(None, dict.fromkeys(map(tuple, fields))):
+                rows = [number for number, has in enumerate(fields) if tuple(has) == names]
+                indexes = np.frombuffer(batch.indexes, "<i8")[rows].tobytes()
+                lookup = Lookup(partition, indexes=indexes, fields=list(names), require_ready=True)
+                located = await client.engine.lookup(lookup, REQUEST_S)
+                loaded = await client.engine.load(located, lookup.fields or [], lookup, REQUEST_S)
+                groups.append(_Group(rows, list(names), loaded))
+        except (StorageKeyNotFoundError, NotReadyError) as error:  # a row was cleared meanwhile, and maybe put again
+            reason = str(error)
+            for group in groups:
+                group.loaded.release()
+        except BaseException:
+            for group in groups:
+                group.loaded.release()
+            raise
+        else:
+            return batch, groups
+    raise CheckpointError(
+        f"rows of partition {partition!r} were replaced {_ATTEMPTS} times while they were read; pause their writers "
+        f"({reason})"
+    )
 
 
 def _run(client: Client, work: Coroutine[Any, Any, T]) -> T:
