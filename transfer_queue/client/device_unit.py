@@ -151,9 +151,10 @@ class _Unit:
         await self.store.close()
 
     def descriptors(self) -> list[int]:
-        return [number for each in self._server.connections if (number := each.fileno()) >= 0]
+        return [*self._server.descriptors(), *self._link.descriptors()]
 
-    def abandon_in_child(self) -> None: ...
+    def abandon_in_child(self) -> None:
+        self.store.abandon_in_child()
 
 
 def _budget(device: torch.device) -> int:

@@ -10,6 +10,7 @@ import itertools
 import os
 import secrets
 import threading
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from transfer_queue.config.security import PeerSecurity, ServerSecurity
 from transfer_queue.errors import ConfigError, RequestError
 from transfer_queue.runtime.block_server import BlockServer
 from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.memory import left_of_groups
 from transfer_queue.runtime.secret import new_secret
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import BackendContext, BlockRead, Fetched, StoreContext, UnitInfo
@@ -35,7 +37,9 @@ __all__ = ["CAPACITY_VARIABLE", "Exchange", "Place"]
 CAPACITY_VARIABLE = "TQ_RAY_CAPACITY"
 """Most bytes that a process holds for others."""
 _SHARE = 0.3
-"""Of the machine's memory, without the variable. Only memory that was once used counts against the machine."""
+"""Of the memory of the machine, or of what the limit of the container leaves if that is less, without the variable.
+Only memory that was once used counts against them."""
+_LEAST = 1 << 20
 _DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
 _HEARTBEAT_S, _TIMEOUT_S = 2.0, 60.0
 _CONNECT_S = 10.0
@@ -51,6 +55,17 @@ class Place(NamedTuple):
     nbytes: int
 
 
+@dataclass
+class _Peer:
+    """A process that holds blocks."""
+
+    unit: UnitInfo
+    secret: str
+    uses: int = 0
+    """Reads under way. It is forgotten when there are none and its connection has ended."""
+    connection: Connection | None = None
+
+
 class Exchange:
     """The blocks of this process, and its connections to others. Methods may be called from any thread.
 
@@ -62,8 +77,8 @@ class Exchange:
         self._io = IoThread()  # its own: a put may come from the copy thread of a client of a queue
         self._keepalive = Keepalive(_HEARTBEAT_S, _TIMEOUT_S)
         self._name = f"process {os.getpid()}"
-        self._secrets: dict[str, str] = {}
-        self._units: dict[str, UnitInfo] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._units = itertools.count()
         self._writer = 1 + secrets.randbelow((1 << 30) - 1)
         self._blocks = itertools.count((self._writer << 32) + 1)
         self._connections: set[Connection] = set()
@@ -111,20 +126,36 @@ class Exchange:
     async def _put(self, block: EncodedBlock) -> Place:
         server = await self._serving()
         number = next(self._blocks)
-        await self._backend.put(block, number, self._unit(server.address), wait_s=0.0)
-        return Place(server.address, self._secrets[server.address], number, block.nbytes)
+        own = self._peers[server.address]
+        await self._backend.put(block, number, own.unit, wait_s=0.0)
+        return Place(server.address, own.secret, number, block.nbytes)
 
     async def _get(self, place: Place) -> Fetched:
-        self._secrets[place.address] = place.secret  # a process that has ended may have had the same address
-        read = BlockRead(self._unit(place.address), place.block, nbytes=place.nbytes)
-        return await self._backend.get([read], timeout_s=_TIMEOUT_S + place.nbytes / 10e6)
+        peer = self._peer(place.address, place.secret)
+        read = BlockRead(peer.unit, place.block, nbytes=place.nbytes)
+        peer.uses += 1
+        try:
+            return await self._backend.get([read], timeout_s=_TIMEOUT_S + place.nbytes / 10e6)
+        finally:
+            peer.uses -= 1
+            self._forget_unused(place.address)
 
     def _free(self, block: int) -> None:
         if self._store is not None:
             self._io.loop.create_task(self._store.free([block]))
 
-    def _unit(self, address: str) -> UnitInfo:
-        return self._units.setdefault(address, UnitInfo(len(self._units), f"at {address}", address, 0))
+    def _peer(self, address: str, secret: str) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            unit = UnitInfo(next(self._units), f"at {address}", address, 0)
+            peer = self._peers[address] = _Peer(unit, secret)
+        peer.secret = secret  # a process that has ended may have had the same address
+        return peer
+
+    def _forget_unused(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is not None and not peer.uses and peer.connection is None:
+            del self._peers[address]
 
     async def _serving(self) -> BlockServer:
         """The storage unit within this process, started at the first put."""
@@ -133,12 +164,17 @@ class Exchange:
             context = StoreContext(self._name, _capacity(), {}, "/dev/shm")
             store = MemoryStore(context, ArenaFile(context.capacity, unnamed=True))
             server = BlockServer(store, self._keepalive, lambda blocks: None)
-            await server.listen(self._host, 0, self._host, ServerSecurity(secret=secret))
-            self._secrets[server.address] = secret
+            try:
+                await server.listen(self._host, 0, self._host, ServerSecurity(secret=secret))
+            except BaseException:
+                await store.close()
+                raise
+            self._peer(server.address, secret).uses += 1  # for good
             self._store, self._server = store, server
         return self._server
 
     async def _connect(self, address: str) -> Connection:
+        peer = self._peers[address]
         connection = await connect(
             address,
             Hello("client", self._name, writer=self._writer),
@@ -147,9 +183,10 @@ class Exchange:
             self._keepalive,
             what="process",
             timeout_s=_CONNECT_S,
-            credentials=Credentials(PeerSecurity(secret=self._secrets[address])),
+            credentials=Credentials(PeerSecurity(secret=peer.secret)),
         )
         self._connections.add(connection)
+        peer.connection = None if connection.closed else connection
         return connection
 
     # -------------------------------------------------------------------------------------------- Endpoint, ForkHandler
@@ -167,19 +204,25 @@ class Exchange:
     def on_lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._backend.release_lost()
+        for address, peer in list(self._peers.items()):
+            if peer.connection is connection:
+                peer.connection = None
+                self._forget_unused(address)
 
     def descriptors(self) -> list[int]:
-        served = () if self._server is None else self._server.connections
-        return [number for each in (*self._connections, *served) if (number := each.fileno()) >= 0]
+        served = [] if self._server is None else self._server.descriptors()
+        return [*served, *(number for each in self._connections if (number := each.fileno()) >= 0)]
 
     def abandon_in_child(self) -> None:
         self._backend.abandon_in_child()
+        if self._store is not None:
+            self._store.abandon_in_child()
 
 
 def _capacity() -> int:
     text = os.environ.get(CAPACITY_VARIABLE)
     if not text:
-        return int(psutil.virtual_memory().total * _SHARE)
+        return max(_LEAST, int(min(psutil.virtual_memory().total, *left_of_groups()) * _SHARE))
     try:
         return int(Quantity(text))
     except ValueError as error:

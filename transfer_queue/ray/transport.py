@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 import torch
@@ -32,10 +32,11 @@ from transfer_queue.errors import (
 )
 from transfer_queue.ray.exchange import CAPACITY_VARIABLE, Exchange, Place
 from transfer_queue.storage.base import Fetched
+from transfer_queue.storage.ray.transports import may_put
 
 __all__ = ["TRANSPORT", "TransferQueueTransport", "exchange", "register_tensor_transport"]
 
-TRANSPORT = "transferqueue"
+TRANSPORT: Final = "transferqueue"
 """Name of the transport, in capital or small letters."""
 
 _exchange: Exchange | None = None
@@ -163,11 +164,7 @@ class TransferQueueTransport(TensorTransportManager):  # type: ignore[misc]
 
 def _check_actor() -> None:
     """Raises InvalidInputError in an actor that Ray cannot tell to free what it put."""
-    try:
-        actor = ray.get_runtime_context().current_actor
-    except RuntimeError:  # a driver or a task
-        return
-    if actor is not None and not actor._ray_enable_tensor_transport:
+    if not may_put(TRANSPORT):
         raise InvalidInputError(
             "this actor cannot put tensors by a tensor transport, as Ray could not have it free them; define it with "
             "@ray.remote(enable_tensor_transport=True)"

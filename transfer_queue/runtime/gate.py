@@ -112,6 +112,10 @@ class Gate:
             self._loop.add_reader(listener, self._accept, listener)
         return int(self._listening[0].getsockname()[1])
 
+    def descriptors(self) -> list[int]:
+        """Sockets that listen."""
+        return [listener.fileno() for listener in self._listening]
+
     def close(self) -> None:
         """Stop listening and drop all strangers. Idempotent."""
         for listener in self._listening:

@@ -102,6 +102,12 @@ class Server:
         """Connections that are not admitted yet."""
         return len(self._strangers)
 
+    def descriptors(self) -> list[int]:
+        """Sockets that a forked child must close."""
+        connections = (*self.connections, *self._strangers)
+        listeners = [] if self._gate is None else self._gate.descriptors()
+        return [*listeners, *(number for each in connections if (number := each.fileno()) >= 0)]
+
     # -------------------------------------------------------------------------------------- for subclasses to fill in
 
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:

@@ -115,6 +115,11 @@ class ControllerLink:
                 "the queue as it is now"
             )
 
+    def descriptors(self) -> list[int]:
+        """Sockets that a forked child must close."""
+        number = -1 if self._connection is None else self._connection.fileno()
+        return [number] if number >= 0 else []
+
     def start_over(self) -> None:
         """Register as another unit: what this one held is lost."""
         self._incarnation = self._store.incarnation or secrets.token_hex(8)

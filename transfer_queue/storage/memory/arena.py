@@ -251,6 +251,15 @@ class ArenaFile:
             if not (self._keep or self._unnamed):
                 self.path.unlink(missing_ok=True)
 
+    def abandon_in_child(self) -> None:
+        """After a fork: the memory ends with the parent, unless views of it are in use. Its lock is the parent's."""
+        with contextlib.suppress(BufferError):
+            self.memory.release()
+            self._map.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
 
 def _is_arena(descriptor: int) -> bool:
     return os.pread(descriptor, len(MAGIC), NONCE_BYTES) == MAGIC

@@ -291,7 +291,7 @@ class MemoryBackend(Backend):
     def abandon_in_child(self) -> None:
         """After a fork: let go of what the parent's connections hold, without a word to the units."""
         for link in self._links.values():
-            if link.mapping is not None:
+            if link.mapping is not None and not link.mapping.close():
                 link.mapping.unlock()
 
     def release_lost(self) -> None:

@@ -144,6 +144,10 @@ class MemoryStore(ServingStore):
         if self._index is not None:
             self._index.close()
 
+    def abandon_in_child(self) -> None:
+        """After a fork: let go of the memory, which goes on in the parent."""
+        self._file.abandon_in_child()
+
     # ---------------------------------------------------------------------------------------------------- ServingStore
 
     def connected(self, peer: Peer) -> dict[str, Any]:
