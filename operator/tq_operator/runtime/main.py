@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
 import kopf
 from aiohttp import web
@@ -21,7 +21,7 @@ from tq_operator.runtime.bindings import Attachments
 from tq_operator.runtime.cluster import Cluster
 from tq_operator.runtime.handlers import kopf_settings, watch
 from tq_operator.runtime.lease import Elector
-from tq_operator.runtime.probes import Readiness, probe_application
+from tq_operator.runtime.probes import Readiness, leave, probe_application
 from tq_operator.runtime.reconciler import Reconciler
 from tq_operator.runtime.settings import OperatorSettings
 from tq_operator.runtime.trust import Trust
@@ -85,7 +85,9 @@ async def run(settings: OperatorSettings) -> None:
     os.environ.setdefault("POD_ID", settings.identity)
     registry = kopf.get_default_registry()
     watch(registry, reconciler)
+    started, tasks = asyncio.Event(), list[asyncio.Future[None]]()
     async with (
+        _cancelled_at_the_end(tasks),  # after the servers, which answer open requests first
         _serving(
             webhook_application(
                 reconciler.documents,
@@ -106,10 +108,12 @@ async def run(settings: OperatorSettings) -> None:
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
+            ready_flag=started,
         )
-        # kopf's part ends on SIGTERM; the others end with it.
+        # All end with the first that ends.
         parts = [
             operator,
+            _signal(started),
             reconciler.work.run(),
             reconciler.resync(settings.resync),
             certificate.watch(reconciler.metrics.certificate_ends.set),
@@ -120,7 +124,12 @@ async def run(settings: OperatorSettings) -> None:
             parts.append(elector.run(reconciler.request_all))
         if trust:
             parts.append(trust.run())
-        await _first_to_end(*parts)
+        tasks += map(asyncio.ensure_future, parts)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.is_set():  # the kubelet did not call its hook
+            await leave(leaving)
+        for task in done:
+            task.result()
 
 
 def api_client() -> client.ApiClient:
@@ -151,12 +160,20 @@ async def _serving(
         await runner.cleanup()
 
 
-async def _first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
-    tasks = [asyncio.ensure_future(part) for part in parts]
+async def _signal(started: asyncio.Event) -> None:
+    """Until the process is asked to end. kopf, once ``started``, would cancel all tasks of the loop on a signal, among
+    them those that answer admission reviews."""
+    await started.wait()
+    ended = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, ended.set)
+    await ended.wait()
+
+
+@asynccontextmanager
+async def _cancelled_at_the_end(tasks: list[asyncio.Future[None]]) -> AsyncIterator[None]:
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        yield
     finally:
         for task in tasks:
             task.cancel()

@@ -1,5 +1,5 @@
 """/healthz: the process lives. /readyz: it can do its work, or says what is missing. /metrics: for Prometheus.
-/leave: the kubelet's word that this pod ends, answered when everybody had the time to call another replica.
+/leave: the kubelet's word that this pod ends, answered when the apiserver had the time to call another replica.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tq_operator.runtime.reconciler import Reconciler
 from tq_operator.runtime.rights import missing_rights
 from tq_operator.runtime.webhook import Certificate
 
-__all__ = ["Readiness", "probe_application"]
+__all__ = ["Readiness", "leave", "probe_application"]
 
 logger = logging.getLogger("tq_operator.probes")
 
@@ -71,6 +71,13 @@ class Readiness:
         await asyncio.Event().wait()
 
 
+async def leave(leaving: asyncio.Event) -> None:
+    """Set ``leaving``, and return when the apiserver had the time to let go of this replica: it is not ready any more,
+    and its webhook closes each connection with its next answer."""
+    leaving.set()
+    await asyncio.sleep(_LEAVE_S)
+
+
 def probe_application(reconciler: Reconciler, readiness: Readiness, leaving: asyncio.Event) -> web.Application:
     """Served over plain HTTP to the kubelet. The webhook listens before this answers at all."""
 
@@ -78,19 +85,18 @@ def probe_application(reconciler: Reconciler, readiness: Readiness, leaving: asy
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        missing = readiness.missing()
+        missing = "this replica ends" if leaving.is_set() else readiness.missing()
         return web.Response(status=503 if missing else 200, text=f"{missing or 'ready'}\n")
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(reconciler.metrics.registry), content_type="text/plain")
 
-    async def leave(_: web.Request) -> web.Response:
-        leaving.set()
-        await asyncio.sleep(_LEAVE_S)
+    async def told_to_leave(_: web.Request) -> web.Response:
+        await leave(leaving)
         return web.Response(text="ok\n")
 
     application = web.Application()
-    application.router.add_get("/leave", leave)
+    application.router.add_get("/leave", told_to_leave)
     application.router.add_get("/healthz", healthy)
     application.router.add_get("/readyz", ready)
     application.router.add_get("/metrics", metrics)

@@ -117,8 +117,9 @@ class Replica:
 
     def end(self, *, kill: bool = False) -> None:
         assert self.child is not None
-        if not kill:  # a terminating pod leaves the endpoints
+        if not kill:  # a terminating pod leaves the endpoints, and the kubelet calls the hook of the chart
             self.front.targets.remove(self.webhook)
+            urllib.request.urlopen(f"http://127.0.0.1:{self.health}/leave", timeout=30).close()
         (self.child.kill if kill else self.child.terminate)()
         self.child.wait(60)
         if kill:

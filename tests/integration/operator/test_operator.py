@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -317,7 +319,18 @@ def test_the_operator_ends_on_a_signal_and_says_in_one_line_why_it_cannot_start(
     with subprocess.Popen([sys.executable, "-m", "tq_operator"], env=variables, stderr=subprocess.DEVNULL) as child:
         running = Operator(plane, child, int(variables["TQ_HEALTH_PORT"]), tmp_path / "none")
         wait_until(running.ready, "a second operator is ready")
+        context = ssl.create_default_context(cafile=plane.authority.files.certificate)
+        kept = http.client.HTTPSConnection("127.0.0.1", int(variables["TQ_WEBHOOK_PORT"]), context=context, timeout=30)
+
+        def let_go() -> bool:
+            kept.request("POST", "/validate", "{}")  # no review, which is answered all the same
+            answer = kept.getresponse()
+            answer.read()
+            return answer.headers.get("Connection") == "close"
+
+        assert not let_go()
         child.terminate()
+        wait_until(let_go, "the kept connection is closed by an answer")
         assert child.wait(30) == 0
 
 

@@ -6,15 +6,29 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta, timezone
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.unit.operator.apiserver import MemoryCluster
+from tests.unit.operator.queues import IMAGES
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.metrics import OperatorMetrics
-from tq_operator.runtime.webhook import BIND_PATH, CONVERT_PATH, INJECT_PATH, VALIDATE_PATH, webhook_application
+from tq_operator.runtime.probes import Readiness, probe_application
+from tq_operator.runtime.reconciler import Reconciler
+from tq_operator.runtime.webhook import (
+    BIND_PATH,
+    CONVERT_PATH,
+    INJECT_PATH,
+    VALIDATE_PATH,
+    Certificate,
+    webhook_application,
+)
+from transfer_queue.launch.certificates import new_authority
 
 QUEUE: Manifest = {
     "apiVersion": "transferqueue.io/v1alpha1",
@@ -77,6 +91,21 @@ def test_a_replica_that_leaves_closes_each_connection_with_its_next_answer() -> 
         return found
 
     assert asyncio.run(closed()) == [False, True]
+
+
+def test_a_replica_that_leaves_is_not_ready(tmp_path: Path) -> None:
+    pair = new_authority("test", datetime.now(timezone.utc), timedelta(days=1))
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+
+    async def answer() -> tuple[int, str]:
+        reconciler, leaving = Reconciler(MemoryCluster(), IMAGES, (), "test"), asyncio.Event()
+        leaving.set()
+        application = probe_application(reconciler, Readiness(reconciler, 60, Certificate(tmp_path), None), leaving)
+        async with TestClient(TestServer(application)) as client, client.get("/readyz") as found:
+            return found.status, await found.text()
+
+    assert asyncio.run(answer()) == (503, "this replica ends\n")
 
 
 GARBAGE: list[Any] = [None, True, 5, "text", [], ["text"], [None], [[]], {}, {"name": ["text"]}]
