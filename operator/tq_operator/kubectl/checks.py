@@ -52,8 +52,8 @@ FIXES: Mapping[str, str] = {
     "NoLeader": "wait about 10 s; if it lasts, kubectl tq logs --part mooncake-masters shows why",
     "NoEndpoints": "take out what was added to spec.selector of the Service, and its annotation "
     "transferqueue.io/ignore-drift",
-    "SecretUnusable": "mend the Secret as the message says, or change spec.security",
-    "CertificateNotMade": "mend the Secret that the message names; the operator makes a deleted one anew",
+    "SecretUnusable": "correct the Secret as the message says, or change spec.security",
+    "CertificateNotMade": "correct the Secret that the message names; the operator makes a deleted one again",
     "Held": "wait until the queue is empty, or see docs/operator.md, Changes that would lose rows",
 }
 """Reason of a condition or problem -> what to do."""
@@ -143,7 +143,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     except ClusterError as error:
         if "is forbidden" in str(error) and "cannot" in str(error):
             return [warn(name, f"cannot be looked at: {error}", _RIGHTS)]
-        return [fail(name, str(error), "mend what the message names and run kubectl tq doctor again")]
+        return [fail(name, str(error), "correct what the message names and run kubectl tq doctor again")]
     except (NotFoundError, ConflictError) as error:
         return [fail(name, f"the apiserver refused: {error.status} {error.reason}", _UPGRADE)]
 
@@ -447,7 +447,7 @@ def _bindings(surroundings: Surroundings, document: Manifest) -> Iterator[Findin
             yield ok("bindings", f"{where} is bound")
         else:
             text = f"{where}: {binding['reason'] or 'not looked at'}: {binding['message']}"
-            yield fail("bindings", text, "mend what the message names; kubectl get tqb shows the state")
+            yield fail("bindings", text, "correct what the message names; kubectl get tqb shows the state")
 
 
 def _admission(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
@@ -472,7 +472,7 @@ def _admission(surroundings: Surroundings, document: Manifest) -> Iterator[Findi
     except ClusterError as error:
         if "webhook" not in str(error):
             raise
-        fix = "mend the lines of operator, webhook and certificate; pods that ask for a queue are refused until then"
+        fix = "correct what operator, webhook and certificate report; pods that ask for a queue are refused until then"
         yield fail("admission", str(error), fix)
         return
     given = (made["metadata"].get("annotations") or {}).get(INJECTED_ANNOTATION)

@@ -84,8 +84,8 @@ def next_step(
         if key not in wanted and owned_by(child, queue.uid) and "deletionTimestamp" not in child["metadata"]
     ]
     # Their rows are gone already, so this waits for nothing.
-    over = [children[_key(child)] for child in apply if lost_log(child, children.get(_key(child)))]
-    lost = _loss(queue, used) if over else ""
+    restarted = [children[_key(child)] for child in apply if lost_log(child, children.get(_key(child)))]
+    lost = _loss(queue, used) if restarted else ""
     apply = [child for child in apply if not lost_log(child, children.get(_key(child)))]
     waits = ""
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
@@ -95,14 +95,14 @@ def next_step(
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
-        return Step(missing, over, problems, _advice(queue.name, [why for why in lossy if why]), lost)
+        return Step(missing, restarted, problems, _advice(queue.name, [why for why in lossy if why]), lost)
     if waits or _keeps_old_pods(("StatefulSet", queue.child("storage")), wanted, apply, children):
         # A pod that is made from the old template needs its claim template; that of a client got its claim long ago.
         surplus = [child for child in surplus if child["kind"] != "ResourceClaimTemplate"]
-    anew = [children[_key(child)] for child in apply if _changes_volumes(child, children.get(_key(child)))]
-    ended = {_key(child) for child in anew}
+    recreated = [children[_key(child)] for child in apply if _changes_volumes(child, children.get(_key(child)))]
+    ended = {_key(child) for child in recreated}
     apply = [child for child in apply if _key(child) not in ended]
-    return Step(apply, [*surplus, *anew, *over], problems, waits, lost)
+    return Step(apply, [*surplus, *recreated, *restarted], problems, waits, lost)
 
 
 def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None = None) -> str:

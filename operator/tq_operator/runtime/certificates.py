@@ -137,7 +137,7 @@ class Certificates:
 
     def _left_behind(self, queue: str | None) -> list[Manifest]:
         """Of queues of that name in any namespace; None: of all queues."""
-        # Certificates first: cert-manager makes the Secret of one anew.
+        # Certificates first: cert-manager makes the Secret of one again.
         kinds = (("Certificate", ISSUED), ("Secret", ISSUED), ("Secret", _CLIENT))
         found = []
         for kind, part in kinds:

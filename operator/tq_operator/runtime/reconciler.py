@@ -1,4 +1,4 @@
-"""Level-triggered reconciliation: whatever happened, look at what there is and write what differs."""
+"""Level-triggered reconciliation: compare what exists with what is wanted, and write the difference."""
 
 from __future__ import annotations
 

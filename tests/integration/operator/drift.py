@@ -22,6 +22,14 @@ from tq_operator.runtime.cluster import CHILD_KINDS, Cluster, ClusterError
 
 Path = tuple[str | int, ...]
 
+QUEUES = {
+    "plain": "{backend: {simple: {}}, controller: {durability: node, shards: 2}, security: {networkPolicy: true}}",
+    "cold": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, security: {tls: {mode: operator}}}",
+}
+"""Specs by name: a journal, several controllers and a NetworkPolicy; masters and certificates."""
+BACK_S = 30.0
+"""Within which children are as the queue wants them."""
+
 _OTHERS: Mapping[str, tuple[Any, ...]] = {
     "type": ("ClusterIP", "NodePort", "Recreate", "RollingUpdate", "OnDelete"),
     "protocol": ("UDP", "TCP"),
@@ -53,7 +61,7 @@ _POD = {
     "nodeSelector": {"disk": "none"},
     "tolerations": [{"operator": "Exists"}],
     "imagePullSecrets": [{"name": "other"}],
-    "initContainers": [{"name": "evil", "image": "evil:1"}],
+    "initContainers": [{"name": "foreign", "image": "foreign:1"}],
     "dnsConfig": {"nameservers": ["192.0.2.1"]},
     "affinity": {"nodeAffinity": {}},
     "runtimeClassName": "other",
@@ -61,11 +69,11 @@ _POD = {
 _CONTAINER = {
     "tty": True,
     "stdin": True,
-    "args": ["evil"],
-    "workingDir": "/evil",
-    "envFrom": [{"configMapRef": {"name": "evil"}}],
-    "lifecycle": {"postStart": {"exec": {"command": ["evil"]}}},
-    "terminationMessagePath": "/evil",
+    "args": ["foreign"],
+    "workingDir": "/foreign",
+    "envFrom": [{"configMapRef": {"name": "foreign"}}],
+    "lifecycle": {"postStart": {"exec": {"command": ["foreign"]}}},
+    "terminationMessagePath": "/foreign",
 }
 _ADDED: Mapping[tuple[str, ...], Mapping[str, Any]] = {
     ("Service", "spec"): {
@@ -84,7 +92,7 @@ _ADDED: Mapping[tuple[str, ...], Mapping[str, Any]] = {
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Delete"},
     },
     ("NetworkPolicy", "spec"): {"egress": [{}], "policyTypes": ["Ingress", "Egress"]},
-    ("ConfigMap",): {"immutable": True, "binaryData": {"evil": "AA=="}},
+    ("ConfigMap",): {"immutable": True, "binaryData": {"foreign": "AA=="}},
 }
 """Fields that may be added, by the kind and the path."""
 _ALLOCATED = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "volumeName")
@@ -172,7 +180,7 @@ class Actor:
             if self.rng.random() < 0.5:
                 del marks[name]
                 return f"{name} removed", child
-            marks[name] = "evil"
+            marks[name] = "foreign"
             return f"{name} changed", child
         return self._content(child), child
 
@@ -206,11 +214,11 @@ class Actor:
             return _POD
         if len(path) > 2 and path[-2] == "containers":
             return _CONTAINER
-        return _ADDED.get((kind, *map(str, path)), {"evil": "yes"})
+        return _ADDED.get((kind, *map(str, path)), {"foreign": "yes"})
 
 
 TOLD_S = 3.0
-_FORCED = [("fieldManager", "evil"), ("force", "true")]
+_FORCED = [("fieldManager", "foreign"), ("force", "true")]
 
 
 def _plain(child: Manifest) -> Manifest:

@@ -35,7 +35,16 @@ from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tests.integration.operator.conftest import RELEASE, USER, chart_plane, environment, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane, free_port
-from tests.integration.operator.drift import Actor, Watcher, children_of, is_ready, kubelet, until_back
+from tests.integration.operator.drift import (
+    BACK_S,
+    QUEUES,
+    Actor,
+    Watcher,
+    children_of,
+    is_ready,
+    kubelet,
+    until_back,
+)
 from tests.waiting import wait_until
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
 from tq_operator.runtime.cluster import Cluster, ClusterError
@@ -43,11 +52,6 @@ from tq_operator.runtime.cluster import Cluster, ClusterError
 NAMESPACE = "soaking"
 NAME = "localhost"
 SECRET = f"/api/v1/namespaces/{RELEASE[1]}/secrets/{NAME}-webhook-tls"
-QUEUES = {
-    "plain": "{backend: {simple: {}}, controller: {durability: node, shards: 2}, security: {networkPolicy: true}}",
-    "cold": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, security: {tls: {mode: operator}}}",
-}
-BACK_S = 30.0
 KILL_S = 2.0
 """After the kill of a replica, for which its connections may still be refused: docs/operator.md."""
 
@@ -253,7 +257,7 @@ class Soak:
         if self.rng.random() < 0.5:
             self.cluster.call("DELETE", f"{path}ca")
         else:
-            change = {"data": {self.rng.choice(sorted(old)): base64.b64encode(b"evil").decode()}}
+            change = {"data": {self.rng.choice(sorted(old)): base64.b64encode(b"foreign").decode()}}
             self.cluster.call("PATCH", f"{path}ca", change, None, "application/merge-patch+json")
 
         def issued() -> bool:

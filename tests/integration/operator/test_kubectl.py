@@ -297,7 +297,7 @@ def test_doctor_names_every_planted_fault_with_its_fix(cluster: ControlPlane, tq
         "pods": ("q-storage-0 was killed for using more memory", "raise the memory limit"),
         "events": ("q-storage-0: FailedMount", "kubectl describe"),
         "rdma": ("nodes offer 0 of rdma/none", "RDMA device plugin"),
-        "bindings": ("strangers/trainers: NotAdmitted", "mend what the message names"),
+        "bindings": ("strangers/trainers: NotAdmitted", "correct what the message names"),
         "admission": ("does not get the queue", "the webhook is gone"),
     }
     for check, (text, fix) in expected.items():

@@ -125,14 +125,14 @@ def test_a_deleted_child_comes_back(operator: Operator, queue: str) -> None:
 
 def test_a_change_by_hand_is_taken_back(operator: Operator, queue: str) -> None:
     plane, name = operator.plane, f"{queue}-controller"
-    image = '{"spec":{"template":{"spec":{"containers":[{"name":"controller","image":"evil:1"}]}}}}'
+    image = '{"spec":{"template":{"spec":{"containers":[{"name":"controller","image":"foreign:1"}]}}}}'
     assert plane.kubectl("patch", "deployment", name, "-p", image).returncode == 0
 
-    def mended() -> bool:
+    def repaired() -> bool:
         found = plane.get("deployment", name) or {}
         return bool(found["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/server:1")
 
-    wait_until(mended, "the image is the queue's again")
+    wait_until(repaired, "the image is the queue's again")
 
 
 SHARDED = """
@@ -574,7 +574,7 @@ def test_what_others_change_in_a_service_is_taken_back_with_an_event(operator: O
         return found
 
     before = spec()
-    plane.kubectl("patch", "service", name, "--type=merge", "-p", '{"spec":{"selector":{"evil":"yes"}}}')
+    plane.kubectl("patch", "service", name, "--type=merge", "-p", '{"spec":{"selector":{"foreign":"yes"}}}')
     wait_until(lambda: spec() == before, "the selector is as before")
     patch(plane, "service", name, '["replace", "/spec/ports/0/port", 1234]', '["add", "/spec/type", "NodePort"]')
     wait_until(lambda: spec() == before, "ports and type are as before")
@@ -645,7 +645,7 @@ def test_what_others_add_to_pod_templates_is_taken_back(operator: Operator, queu
         "statefulset",
         name,
         '["add", "/spec/template/spec/hostNetwork", true]',
-        f'["add", "{container}/env/0", {{"name": "EVIL", "value": "1"}}]',
+        f'["add", "{container}/env/0", {{"name": "FOREIGN", "value": "1"}}]',
         f'["replace", "{container}/name", "other"]',
         '["add", "/spec/minReadySeconds", 100]',
     )

@@ -13,24 +13,19 @@ from kubernetes import config
 
 from tests.integration.operator.conftest import Operator, environment
 from tests.integration.operator.control_plane import ControlPlane, free_port, process
-from tests.integration.operator.drift import Actor, Watcher, children_of, is_ready, kubelet, until_back
+from tests.integration.operator.drift import BACK_S, QUEUES, Actor, Watcher, children_of, is_ready, kubelet, until_back
 from tests.waiting import wait_until
 from tq_operator.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACE = "drifting"
-QUEUES = {
-    "plain": "{backend: {simple: {}}, controller: {durability: node, shards: 2}, security: {networkPolicy: true}}",
-    "cold": "{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}, security: {tls: {mode: operator}}}",
-}
 QUEUE = """
 apiVersion: transferqueue.io/v1alpha1
 kind: TransferQueue
 metadata: {name: NAME, namespace: drifting}
 spec: SPEC
 """
-BACK_S = 30.0
 CHANGES = int(os.environ.get("TQ_DRIFT_CHANGES", "60"))
 SEED = int(os.environ.get("TQ_DRIFT_SEED", "1"))
 

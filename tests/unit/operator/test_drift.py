@@ -52,16 +52,18 @@ def test_a_variable_and_the_network_of_the_host_are_taken_out_of_a_template_and_
     container = 'k:{"name":"storage"}'
     fields = {
         "f:hostNetwork": {},
-        "f:containers": {container: {".": {}, "f:env": {'k:{"name":"EVIL"}': {".": {}, "f:name": {}, "f:value": {}}}}},
+        "f:containers": {
+            container: {".": {}, "f:env": {'k:{"name":"FOREIGN"}': {".": {}, "f:name": {}, "f:value": {}}}}
+        },
     }
     observed = changed(wanted, nested(POD, fields))
     pod = observed["spec"]["template"]["spec"]
     pod["dnsPolicy"] = "ClusterFirst"
     before = copy.deepcopy(observed)
     pod["hostNetwork"] = True
-    pod["containers"][0]["env"].insert(0, {"name": "EVIL", "value": "1"})
+    pod["containers"][0]["env"].insert(0, {"name": "FOREIGN", "value": "1"})
     assert drift(wanted, observed) == [
-        "spec.template.spec.containers.storage.env.EVIL",
+        "spec.template.spec.containers.storage.env.FOREIGN",
         "spec.template.spec.hostNetwork",
     ]
     after = patched(wanted, observed)
@@ -110,7 +112,7 @@ def test_what_others_admit_in_a_rule_of_a_network_policy_is_drift(add: Callable[
         (nested(("spec", "selector"), {}), {"subresource": "status"}, []),
         (nested(("spec", "selector"), {}), {"manager": "before-first-apply"}, []),
         (nested(("spec", "clusterIP"), {}), {}, []),
-        (nested(("metadata", "labels", "evil"), {}), {}, []),
+        (nested(("metadata", "labels", "foreign"), {}), {}, []),
     ],
 )
 def test_a_key_that_others_added_is_drift_and_what_the_cluster_allocates_is_none(
@@ -118,8 +120,8 @@ def test_a_key_that_others_added_is_drift_and_what_the_cluster_allocates_is_none
 ) -> None:
     wanted = child("Service")
     observed = changed(wanted, fields, **owner)
-    observed["spec"] |= {"clusterIP": "10.0.0.1", "selector": {**wanted["spec"]["selector"], "evil": "yes"}}
-    observed["metadata"]["labels"]["evil"] = "yes"
+    observed["spec"] |= {"clusterIP": "10.0.0.1", "selector": {**wanted["spec"]["selector"], "foreign": "yes"}}
+    observed["metadata"]["labels"]["foreign"] = "yes"
     assert drift(wanted, observed) == found
 
 

@@ -63,7 +63,7 @@ def test_a_queue_is_ready_when_every_part_is() -> None:
 def test_a_queue_whose_service_selects_no_pod_is_not_ready() -> None:
     seen = observed()
     service = seen.children["Service", "quickstart-controller"]
-    service["spec"]["selector"] = {**service["spec"]["selector"], "evil": "yes"}
+    service["spec"]["selector"] = {**service["spec"]["selector"], "foreign": "yes"}
     ready = condition(queue_status(QUEUE, seen, {}, NOW), "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "NoEndpoints")
     assert "Service quickstart-controller selects no pod of controller" in ready["message"]

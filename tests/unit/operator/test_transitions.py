@@ -202,7 +202,7 @@ def test_a_child_is_deleted_only_if_it_can_be_made_again(
     reconciler = Reconciler(cluster, IMAGES, (), "test")
     assert reconciler.reconcile(KEY)
     old = cluster.objects[path]
-    fields = {"managedFields": []} if cleared else {}
+    fields: dict[str, Any] = {"managedFields": []} if cleared else {}
     cluster.put(path, {**old, "spec": {**old["spec"], "ports": []}, "metadata": {**old["metadata"], **fields}})
     assert reconciler.reconcile(KEY) == made_again
     assert (cluster.objects[path]["metadata"]["uid"] != old["metadata"]["uid"]) == made_again
