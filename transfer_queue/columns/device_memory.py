@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,16 @@ from transfer_queue.columns.device import CudaBytes, beside
 from transfer_queue.columns.tensor_bytes import tensor_from_bytes
 from transfer_queue.errors import InvalidInputError
 
-__all__ = ["DeviceBlockView", "DeviceMemory", "Shared", "device_of", "map_shared"]
+__all__ = [
+    "DeviceBlockView",
+    "DeviceMemory",
+    "Shared",
+    "device_number",
+    "device_of",
+    "map_handle",
+    "own_memory",
+    "release_handle",
+]
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +40,12 @@ _opening = threading.Lock()
 
 
 class Shared(NamedTuple):
-    """What another process needs to map memory of a GPU; plain values."""
+    """By what another process knows whether it can map memory of a GPU; plain values."""
 
     name: str
     uuid: str
     """Of the GPU: a process that sees it is on the same machine."""
     nbytes: int
-    handle: tuple[Any, ...]
-    """Of torch's CUDA IPC."""
 
 
 class DeviceMemory:
@@ -63,20 +71,32 @@ class DeviceMemory:
         """The GPU, for people."""
         return f"{self.flat.device} ({_properties(self.flat.device).name})"
 
-    def share(self) -> Shared:
-        """A handle for one more process; without one where CUDA does not export the memory."""
+    @property
+    def shared(self) -> Shared:
+        """For processes that ask whether they can map it."""
+        return Shared(self.name, str(_properties(self.flat.device).uuid), self.nbytes)
+
+    def export(self) -> list[Any]:
+        """A handle of torch's CUDA IPC for one more process; empty where CUDA does not export the memory.
+
+        The GPU's memory is freed after its reader has unmapped it, or given the handle to `release_handle`.
+        """
         try:
-            found = tuple(self.flat.untyped_storage()._share_cuda_())
+            return list(self.flat.untyped_storage()._share_cuda_())
         except RuntimeError as error:
             log.warning("blocks on %s are sent to other processes, as CUDA does not share them: %s", self.label, error)
-            found = ()
-        return Shared(self.name, str(_properties(self.flat.device).uuid), self.nbytes, found)
+            return []
+
+    def close(self) -> None:
+        """Free the memory, as soon as no copy from it is under way and no other process maps it."""
+        self.flat = self.flat.new_empty(0)
 
     def write(self, block: EncodedBlock, start: int) -> None:
         """Write ``block`` at byte ``start``; returns when it is there."""
-        with beside(self.flat.device):
+        flat = self.flat
+        with beside(flat.device):
             for offset, chunk in block.places():
-                target = self.flat[start + offset : start + offset + chunk.nbytes]
+                target = flat[start + offset : start + offset + chunk.nbytes]
                 if isinstance(chunk, CudaBytes):
                     chunk.copy_to(target)
                 elif isinstance(chunk, np.ndarray) and chunk.nbytes:
@@ -87,24 +107,41 @@ class DeviceMemory:
         return _to_host(self.flat[start : start + nbytes])
 
 
-def map_shared(shared: Shared) -> torch.Tensor | None:
-    """Another process's memory as a flat uint8 tensor of this process; None if this process does not use that GPU.
+def own_memory(shared: Shared) -> torch.Tensor | None:
+    """The memory as a flat uint8 tensor, if it is this process's own."""
+    own = _own.get(shared.name)
+    return None if own is None else own.flat
+
+
+def device_number(shared: Shared) -> int | None:
+    """The number of that GPU in this process; None if this process does not use it."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            if str(_properties(torch.device("cuda", number)).uuid) == shared.uuid:
+                return number
+    return None
+
+
+def map_handle(handle: Sequence[Any], number: int, nbytes: int) -> torch.Tensor:
+    """Another process's memory on GPU ``number`` as a flat uint8 tensor of this process.
 
     Raises RuntimeError if CUDA refuses to map it.
     """
-    own = _own.get(shared.name)
-    if own is not None:
-        return own.flat
-    if not shared.handle or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    for number in range(torch.cuda.device_count()):
-        if str(_properties(torch.device("cuda", number)).uuid) == shared.uuid:
-            break
-    else:
-        return None
-    with _opening:
-        storage: Any = torch.UntypedStorage._new_shared_cuda(number, *shared.handle[1:])
-        return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", number)).set_(storage)[: shared.nbytes]
+    try:
+        with _opening:
+            storage: Any = torch.UntypedStorage._new_shared_cuda(number, *handle[1:])
+    except RuntimeError:
+        release_handle(handle)
+        raise
+    return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", number)).set_(storage)[:nbytes]
+
+
+def release_handle(handle: Sequence[Any]) -> None:
+    """Give up a handle that was not mapped: its maker need not keep the memory for it."""
+    if handle:
+        counters, offset = handle[4:6]
+        storages: Any = torch.UntypedStorage
+        storages._release_ipc_counter(counters, offset, device=handle[0])
 
 
 def device_of(block: EncodedBlock) -> torch.device | None:

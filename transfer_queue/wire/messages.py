@@ -30,6 +30,7 @@ __all__ = [
     "Challenge",
     "ControllerReply",
     "ControllerRequest",
+    "DeviceHandle",
     "Drain",
     "EndCapture",
     "Envelope",
@@ -46,6 +47,7 @@ __all__ = [
     "Joined",
     "Kind",
     "Look",
+    "MapDevice",
     "Message",
     "Open",
     "Put",
@@ -494,6 +496,16 @@ class Open(ToUnit, frozen=True, tag=True, omit_defaults=True):
         return [tags.get(block, "") for block in self.blocks]
 
 
+class MapDevice(ToUnit, frozen=True, tag=True, omit_defaults=True):
+    """The client maps the memory of the unit's GPU now. Answer: DeviceHandle."""
+
+    roles = CONSUMERS
+    maps_memory = True
+
+    def partitions(self, tags: Mapping[int, str]) -> list[str | None]:
+        return [None]
+
+
 class Release(ToUnit, frozen=True, tag=True, omit_defaults=True):
     """Notice: the lease is over."""
 
@@ -535,6 +547,12 @@ class Extents(FromUnit, frozen=True, tag=True, omit_defaults=True):
 
     lease: int
     extents: list[tuple[int, int]]
+
+
+class DeviceHandle(FromUnit, frozen=True, tag=True, omit_defaults=True):
+    """What torch's CUDA IPC needs to map the memory, once; empty: CUDA does not export it."""
+
+    handle: list[Any]
 
 
 class Stored(FromUnit, frozen=True, tag=True, omit_defaults=True):

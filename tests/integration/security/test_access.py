@@ -92,6 +92,7 @@ UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Seal": lambda block, scope: wire.Seal(block),
     "Read": lambda block, scope: wire.Read([wire.ReadPart(block)]),
     "Open": lambda block, scope: wire.Open([block]),
+    "MapDevice": lambda block, scope: wire.MapDevice(),
     "Sweep": lambda block, scope: wire.Sweep(),
 }
 OTHERWISE_TESTED = {

@@ -17,18 +17,21 @@ from transfer_queue.client.arguments import check_placement
 from transfer_queue.client.kv import KvOperations
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.placement import Placement
-from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory, device_of
+from transfer_queue.columns import device_memory
+from transfer_queue.columns.device_memory import DeviceBlockView, DeviceMemory, Shared, device_of
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import CapacityError, InvalidInputError
+from transfer_queue.runtime.block_server import _ClientPeer
 from transfer_queue.runtime.controller import Controller
 from transfer_queue.runtime.metrics import controller_registry
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.why import explain
 from transfer_queue.storage.base import DEVICE, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes, decoded, mixed_block
+from transfer_queue.storage.memory.client import _Link
 from transfer_queue.storage.memory.device import DeviceStore
-from transfer_queue.wire.messages import Join
+from transfer_queue.wire.messages import Hello, Join
 
 HOST = torch.device("cpu")
 MIB = 1 << 20
@@ -102,6 +105,54 @@ def test_the_device_of_a_put_is_the_one_of_its_thread_unless_its_tensors_are_on_
     assert check_placement("device") == torch.device("cuda", 3)
     assert check_placement("host") is None
     assert device_of(block_of_bytes(MIB)) is None
+
+
+class Exported(DeviceMemory):
+    exports = 0
+
+    @property
+    def shared(self) -> Shared:
+        return Shared(self.name, "GPU-1", self.nbytes)
+
+    def export(self) -> list[Any]:
+        self.exports += 1
+        return [0, b"memory", self.nbytes, 0, b"counters", 5, b"event", True]
+
+
+def reader_of(store: DeviceStore) -> _Link:
+    peer = _ClientPeer(Hello("client", "reader", writer=5))
+
+    async def request(message: Any, **_: Any) -> Any:
+        return cast(Any, store.serve(peer, message, None)).reply, None
+
+    welcome = SimpleNamespace(attributes=store.connected(peer))
+    return _Link(cast(Any, SimpleNamespace(welcome=welcome, request=request)))
+
+
+async def test_memory_is_exported_to_readers_that_map_it_alone_and_freed_by_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released: list[Any] = []
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no peer access")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", refuse, raising=False)
+    monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", lambda *given, **_: released.append(given))
+    memory = Exported(HOST, MIB)
+    store = DeviceStore(StoreContext("device", MIB, {}, ""), memory)
+    assert await reader_of(store).map_device(run_copy, 60.0)  # its own
+    monkeypatch.setattr(device_memory, "_own", {})
+    assert not await reader_of(store).map_device(run_copy, 60.0)  # on another GPU
+    assert memory.exports == 0
+    monkeypatch.setattr(device_memory, "device_number", lambda shared: 0)
+    link = reader_of(store)
+    assert not await link.map_device(run_copy, 60.0)
+    assert not await link.map_device(run_copy, 60.0)
+    assert (memory.exports, released, link.on_device) == (1, [(b"counters", 5)], False)
+    await store.close()
+    assert memory.flat.untyped_storage().nbytes() == 0
 
 
 async def test_devices_of_clients_do_not_count_as_storage_units_and_are_forgotten_in_the_end() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ from transfer_queue.storage.base import (
 )
 from transfer_queue.storage.memory.arena import attach_arena, populate
 from transfer_queue.storage.memory.liveness import take_lock
-from transfer_queue.wire.messages import Abort, Alloc, Fill, Open, Put, Read, ReadPart, Release, Seal
+from transfer_queue.wire.messages import Abort, Alloc, Fill, MapDevice, Open, Put, Read, ReadPart, Release, Seal
 
 __all__ = ["INLINE_BYTES", "MemoryBackend", "open_backend"]
 
@@ -109,6 +109,7 @@ class _Link:
             self.mapping = _Mapping(channel.welcome.attributes)
         self._shared = channel.welcome.attributes.get(DEVICE)
         self._device: Any = None
+        self._mapping_device = asyncio.Lock()
 
     def close(self) -> bool:
         self.channel.close()
@@ -125,19 +126,38 @@ class _Link:
         """Whether this process has mapped the memory of the GPU."""
         return self._device is not None
 
-    def map_device(self) -> bool:
-        """Whether this process reads blocks of the GPU where they lie; maps its memory once. May block for some ms."""
-        torch = sys.modules.get("torch")
-        if self._device is None and torch is not None and torch.cuda.is_initialized():
-            from transfer_queue.columns.device_memory import Shared, map_shared
+    async def map_device(self, run_copy: Callable[[Callable[[], Any]], Awaitable[Any]], timeout_s: float) -> bool:
+        """Whether this process reads blocks of the GPU where they lie; maps its memory once.
 
-            try:
-                self._device = map_shared(Shared(*self._shared))
-            except RuntimeError as error:
-                self._shared = None
-                self.mapping = None
-                log.warning("blocks of %s on its GPU are sent, as CUDA does not map them: %s", self.channel, error)
+        Raises ConnectionLostError, WaitTimeoutError.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return False
+        async with self._mapping_device:
+            if self._device is None and self._shared is not None:
+                self._device = await self._mapped_device(run_copy, timeout_s)
         return self._device is not None
+
+    async def _mapped_device(self, run_copy: Callable[[Callable[[], Any]], Awaitable[Any]], timeout_s: float) -> Any:
+        from transfer_queue.columns import device_memory as memory
+
+        shared = memory.Shared(*self._shared)
+        own = memory.own_memory(shared)
+        number = memory.device_number(shared)
+        if own is not None or number is None:
+            return own
+        # Each handle keeps the writer's memory until it is mapped and unmapped, or released.
+        reply, _ = await self.channel.request(
+            MapDevice(), timeout_s=timeout_s, late=lambda reply: memory.release_handle(reply.handle)
+        )
+        try:
+            if reply.handle:
+                return await run_copy(lambda: memory.map_handle(reply.handle, number, shared.nbytes))
+        except RuntimeError as error:
+            log.warning("blocks of %s on its GPU are sent, as CUDA does not map them: %s", self.channel, error)
+        self._shared = self.mapping = None
+        return None
 
     def views(self, extents: Sequence[tuple[int, int]]) -> list[BlockView]:
         """Blocks in place. Waits some 10 us for the head of each that is on a GPU."""
@@ -249,7 +269,7 @@ class MemoryBackend(Backend):
         link = await self._link(reads[positions[0]].unit)
         channel = link.channel
         run_copy, on_device = self._context.run_copy, link.on_device
-        if link.mapping is not None and (not on_device or link.is_mapped or await run_copy(link.map_device)):
+        if link.mapping is not None and (not on_device or link.is_mapped or await link.map_device(run_copy, timeout_s)):
             fetched.is_own = False
             opened, payload = await channel.request(
                 Open([reads[position].block for position in positions]),

@@ -50,14 +50,20 @@ class DeviceStore(MemoryStore):
         self.unit = unit
 
     def connected(self, peer: Peer) -> dict[str, Any]:
-        return {**super().connected(peer), DEVICE: self._memory.share()}
+        return {**super().connected(peer), DEVICE: self._memory.shared}
 
     def serve(self, peer: Peer, message: Any, payload: memoryview | None) -> Served | Coroutine[Any, Any, Served]:
         if isinstance(message, wire.Put | wire.Alloc):
             raise CapacityError(f"{self._context.name} has no capacity for others: its process alone puts there")
+        if isinstance(message, wire.MapDevice):
+            return Served(wire.DeviceHandle(self._memory.export()))
         if isinstance(message, wire.Read):
             return self._read_copied(message)
         return super().serve(peer, message, payload)
+
+    async def close(self) -> None:
+        await super().close()
+        self._memory.close()
 
     async def put(
         self, block: EncodedBlock, number: int, run_copy: Callable[[Callable[[], None]], Awaitable[None]]
