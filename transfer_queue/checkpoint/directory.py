@@ -17,7 +17,7 @@ import numpy as np
 
 from transfer_queue.errors import CheckpointError, InvalidInputError, InvalidTypeError
 
-__all__ = ["MANIFEST", "SERIES", "CheckpointDirectory", "Range", "open_directory"]
+__all__ = ["MANIFEST", "PART", "SERIES", "CheckpointDirectory", "Range", "open_directory"]
 
 MANIFEST = "metadata.json"
 """A checkpoint exists once this file does. It is replaced atomically."""
@@ -26,8 +26,8 @@ SERIES = ".transferqueue-series"
 _MARKER = ".transferqueue-checkpoint"
 """File in each folder of data that a save makes. It holds the ID in the folder's name."""
 _DATA_FOLDER = re.compile(r"(?:data-|\.new-)([0-9a-f]{8})")
-_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|rows\.msgpack|metadata\.json")
-"""The other files that a save writes to such a folder."""
+PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|rows\.msgpack")
+"""The files that a manifest lists. A save writes them to such a folder, and the manifest."""
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/(/?)")
 _ABANDONED_S = 24 * 3600
 """An object store has no locks. A folder of data may belong to a save under way until it has this age."""
@@ -202,7 +202,7 @@ class LocalDirectory(CheckpointDirectory):
     def remove(self, folder: str) -> None:
         with contextlib.suppress(OSError):
             for path in (self._path / folder).iterdir():
-                if _PART.fullmatch(path.name):
+                if _is_written(path.name):
                     path.unlink()
             (self._path / folder / _MARKER).unlink(missing_ok=True)
             (self._path / folder).rmdir()
@@ -305,7 +305,7 @@ class ObjectStoreDirectory(CheckpointDirectory):
     def remove(self, folder: str) -> None:
         with contextlib.suppress(OSError), _store_errors():
             for path in self._files.ls(self._at(folder), detail=False):
-                if _PART.fullmatch(path.rpartition("/")[2]):
+                if _is_written(path.rpartition("/")[2]):
                     self._files.rm_file(path)
             self._files.rm_file(self._at(f"{folder}/{_MARKER}"))
 
@@ -338,6 +338,10 @@ def _store_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_written(name: str) -> bool:
+    return name == MANIFEST or bool(PART.fullmatch(name))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from transfer_queue.checkpoint.directory import MANIFEST, CheckpointDirectory
+from transfer_queue.checkpoint.directory import MANIFEST, PART, CheckpointDirectory
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = [
@@ -32,7 +32,6 @@ _FILE_BYTES = 1 << 30
 _DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
 ROWS = "rows.msgpack"
 """What a dump of rows by key has in place of the state of the controller."""
-_PART = re.compile(r"blocks-[0-9]{5,}|blocks\.msgpack|controller\.msgpack|rows\.msgpack")
 Progress = Callable[[int, int], None]
 """Called with the bytes of blocks that are done, and of all."""
 
@@ -97,7 +96,7 @@ def read_manifest(directory: CheckpointDirectory) -> Manifest:
     if not _DATA_FOLDER.fullmatch(manifest.data):
         raise CorruptCheckpointError(f"{path} is damaged: {manifest.data!r} is not a valid name of a data folder")
     for name, entry in manifest.files.items():
-        if not _PART.fullmatch(name):
+        if not PART.fullmatch(name):
             raise CorruptCheckpointError(f"{path} is damaged: {name!r} is not a valid name of a part")
         part = f"{manifest.data}/{name}"
         try:
