@@ -210,6 +210,8 @@ def test_calls_that_would_do_nothing_or_something_else_are_refused_or_said(
             "sampling_config: no sampler reads all of ['dp_rnak']; did you mean 'dp_rank'?",
         ),
     ]
+    many = client.put(TensorDict({"x": torch.zeros(8200, 1)}, [8200]), partition_id=f"{partition}-many")
+    said.append((lambda: client.ack(many, "u"), f"task 'u' had taken no rows of partition '{partition}-many'"))
     for call, words in said:
         caplog.clear()
         call()

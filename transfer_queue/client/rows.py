@@ -134,7 +134,7 @@ async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | S
         count = len(command.keys)
     if count <= ROWS_AT_ONCE:
         return _done(await engine.request(command, timeout_s))
-    done, missing = Done(), 0
+    absent, missing = False, 0
     for start in range(0, count, ROWS_AT_ONCE):
         stop = start + ROWS_AT_ONCE
         indexes = None if command.indexes is None else command.indexes[8 * start : 8 * stop]
@@ -144,8 +144,8 @@ async def request_in_parts(engine: QueueEngine, command: Acknowledge | Clear | S
         elif isinstance(command, SetTags):
             part = replace(command, indexes=indexes, tags=command.tags[start:stop])
         done = _done(await engine.request(part, timeout_s))
-        missing += done.missing
-    return Done(done.absent, missing)
+        absent, missing = absent or done.absent, missing + done.missing
+    return Done(absent, missing)
 
 
 def tell_of_rows(notices: Notices, done: Batch | Committed, partition: str) -> None:

@@ -109,7 +109,7 @@ def _existing_in_parts(partitions: Mapping[str, Partition], name: str) -> Iterat
     """The rows that exist at the first part and still do at their own, some thousand at a time."""
     partition = partitions[name]
     ordinal, end = partition.base, partition.base + partition.table.used
-    while ordinal < end and partitions.get(name) is partition:
+    while max(ordinal, partition.base) < end and partitions.get(name) is partition:
         first = max(ordinal - partition.base, 0)
         ordinal = partition.base + first + _STATUS_PART
         alive = partition.alive.array[first : min(first + _STATUS_PART, end - partition.base, partition.table.used)]
@@ -287,7 +287,7 @@ def tagged_keys_in_parts(partition: Partition) -> Iterator[dict[str, dict[str, A
     rows that are created after the first part, or cleared before their part, are left out."""
     get, nothing = partition.tags.get, dict[str, Any]()
     ordinal, end = partition.base, partition.base + partition.table.used
-    while ordinal < end and partition.key_of is not None:
+    while max(ordinal, partition.base) < end and partition.key_of is not None:
         first = max(ordinal, partition.base)
         keys = partition.key_of[first - partition.base : first - partition.base + _PART]
         ordinal = first + _PART

@@ -11,6 +11,7 @@ import pytest
 
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control import queries
 from transfer_queue.control.commands import (
     Batch,
     BlockRef,
@@ -108,6 +109,17 @@ async def test_a_listing_of_a_partition_that_changes_meanwhile_has_all_rows_that
     found = await listing
     assert set(found["p"]) >= {f"k{number}" for number in range(45_000, 50_000)}
     await controller.close()
+
+
+def test_rows_that_came_after_the_first_part_of_a_listing_are_not_in_it() -> None:
+    core = ControlCore()
+    core.apply(Commit("p", keys=[f"k{number}" for number in range(60_000)]), 0.0)
+    parts = queries._existing_in_parts(core.state.partitions, "p")
+    next(parts)
+    core.apply(Commit("p", keys=[f"new{number}" for number in range(70_000)]), 0.0)
+    core.apply(Clear("p", keys=[f"k{number}" for number in range(60_000)] + [f"new{n}" for n in range(10_000)]), 0.0)
+    assert core.state.partitions["p"].base > 60_000
+    assert list(parts) == []
 
 
 async def test_long_lookups_are_those_of_the_core_and_leave_turns_to_others() -> None:
