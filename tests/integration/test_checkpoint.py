@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tensordict import TensorDict
@@ -20,6 +21,8 @@ import transfer_queue as tq
 from tests.integration.queue_command import QueueCommand
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.checkpoint import save
+from transfer_queue.client.operation import Operation
 from transfer_queue.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -27,6 +30,7 @@ from transfer_queue.errors import (
     NotInitializedError,
     QueueNotEmptyError,
 )
+from transfer_queue.wire.messages import Capture, EndCapture
 
 
 @pytest.fixture
@@ -248,6 +252,28 @@ def test_killed_during_a_save_the_previous_checkpoint_stays_valid(
         assert tq.kv_batch_get([f"key {n}" for n in (0, 1999)], "kv", ["scalar"])["scalar"].tolist() == before
         tq.save_checkpoint(saved)
     assert sorted(path.name for path in saved.iterdir())[1:] == ["metadata.json"]  # leftovers of the killed are gone
+
+
+def test_captures_of_one_connection_keep_their_blocks_until_their_own_ends(
+    tmp_path: Path, attach: Callable[[Stack], None]
+) -> None:
+    with running_stack(units=1, capacity="16Mi") as stack:
+        attach(stack)
+        tq.kv_put("k", "p", {"x": torch.tensor([1])})
+        client = tq.get_client()
+        engine = client.engine
+
+        def ask(body: Any) -> Any:
+            return client.run(Operation, engine.transfer(body, (), 60), lambda payload: payload)
+
+        content = msgspec.msgpack.decode(ask(Capture(token=1)))
+        ask(Capture(token=2))
+        tq.kv_clear("k", "p")
+        ask(EndCapture(token=2))
+        fetched = save._read(client, save._present(engine, content["state"], 0))
+        assert len(fetched.blocks) == 1
+        fetched.release()
+        ask(EndCapture(token=1))
 
 
 def _written(saved: Path) -> int:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.checkpoint.directory import CheckpointDirectory, open_directory
-from transfer_queue.checkpoint.files import ROWS, BlockPlace, Manifest, Writer, check_not_foreign
+from transfer_queue.checkpoint.files import ROWS, BlockPlace, Manifest, Writer
 from transfer_queue.checkpoint.load import WAIT_S, decoded, read_blocks, reading, windows
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, client_of_this_process, writing
 from transfer_queue.client.arguments import check_keys, check_partition
@@ -80,14 +80,8 @@ def dump_data_by_key(dump_dir: str | os.PathLike[str], keys: list[str] | str, pa
     directory = open_directory(dump_dir)
     keys = list(dict.fromkeys(check_keys([keys] if isinstance(keys, str) else keys)))
     check_partition(partition_id)
-    with writing(directory):
-        check_not_foreign(directory, rows=True)
-        writer = Writer(directory)
-        try:
-            return _dump(client_of_this_process(), writer, keys, partition_id)
-        except BaseException:
-            writer.abandon()
-            raise
+    with writing(directory, rows=True) as writer:
+        return _dump(client_of_this_process(), writer, keys, partition_id)
 
 
 def load_data_by_key(dump_dir: str | os.PathLike[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,23 +94,26 @@ def save_queue(
     progress: Progress | None = None,
 ) -> Manifest:
     """``save_checkpoint`` of the queue of ``client``; returns what was written."""
-    with writing(directory):
-        check_not_foreign(directory)
-        writer = Writer(directory)
-        try:
-            return _save(client, writer, include_storage, metadata or {}, progress)
-        except BaseException:
-            writer.abandon()
-            raise
+    with writing(directory) as writer:
+        return _save(client, writer, include_storage, metadata or {}, progress)
 
 
 @contextmanager
-def writing(directory: CheckpointDirectory) -> Iterator[None]:
-    """Make the directory if need be; nobody else uses it meanwhile. Raises CheckpointError."""
+def writing(directory: CheckpointDirectory, *, rows: bool = False) -> Iterator[Writer]:
+    """Make the directory if need be; nobody else uses it meanwhile. Unless committed, what was there before stays.
+
+    ``rows``: it is for a dump of rows by key. Raises CheckpointError.
+    """
     try:
         directory.create()
         with directory.locked(shared=False):
-            yield
+            check_not_foreign(directory, rows=rows)
+            writer = Writer(directory)
+            try:
+                yield writer
+            except BaseException:
+                writer.abandon()
+                raise
     except OSError as error:
         if isinstance(error, TransferQueueError):
             raise
@@ -142,14 +146,14 @@ def _save(
     metadata: dict[str, Any],
     progress: Progress | None,
 ) -> Manifest:
-    engines = engines_of(client.engine)
+    engines, token = engines_of(client.engine), secrets.randbits(32)
     try:
-        contents = client.run(Operation, _capture(engines), lambda payloads: payloads)
+        contents = client.run(Operation, _capture(engines, token), lambda payloads: payloads)
         captured = [msgspec.msgpack.decode(content) for content in contents]
         with_data = include_storage or client.engine.backend_kind == "simple"
         places = _copy_blocks(client, writer, captured, progress) if with_data else []
     finally:
-        _end_captures(client)
+        _end_captures(client, token)
     state = merge(captured)
     writer.add_file("controller.msgpack", bytes(contents[0]) if len(contents) == 1 else msgspec.msgpack.encode(state))
     writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
@@ -162,10 +166,10 @@ def _save(
     )
 
 
-async def _capture(engines: Sequence[Engine]) -> list[bytes]:
+async def _capture(engines: Sequence[Engine], token: int) -> list[bytes]:
     """The state of each controller, all at one moment: none changes rows before all have handed out their state."""
     hold = len(engines) > 1
-    asked = [asyncio.create_task(engine.transfer(Capture(hold), (), REQUEST_S)) for engine in engines]
+    asked = [asyncio.create_task(engine.transfer(Capture(hold, token), (), REQUEST_S)) for engine in engines]
     try:
         contents = await asyncio.gather(*asked)
     except BaseException:
@@ -174,14 +178,14 @@ async def _capture(engines: Sequence[Engine]) -> list[bytes]:
         await asyncio.wait(asked)  # none may begin after the captures have been ended
         raise
     if hold:
-        await asyncio.gather(*(engine.transfer(Resume(), (), REQUEST_S) for engine in engines))
+        await asyncio.gather(*(engine.transfer(Resume(token), (), REQUEST_S) for engine in engines))
     return contents
 
 
-def _end_captures(client: Client) -> None:
+def _end_captures(client: Client, token: int) -> None:
     for engine in engines_of(client.engine):
         try:
-            client.run(Operation, engine.transfer(EndCapture(), (), REQUEST_S), lambda payload: None)
+            client.run(Operation, engine.transfer(EndCapture(token), (), REQUEST_S), lambda payload: None)
         except TransferQueueError as error:  # it ends with the connection
             log.info("a capture was not ended in order: %s", error)
 

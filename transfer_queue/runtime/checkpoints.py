@@ -28,12 +28,14 @@ _MAX_STATE_BYTES = 1 << 33
 """Some hundred million rows."""
 
 
+_Capturer = tuple[Connection, int]
+"""Who captures: a connection, and the token of one of its captures."""
 _HOLD_S = 20.0
 """Most time for which requests are put off. Clients wait longer than that."""
 
 
 class Checkpoints:
-    """A capture, and its hold, belong to the connection that asked for them and end with it.
+    """A capture, and its hold, belong to the connection that asked for them and end with it. Each has a token there.
 
     ``after``: see ``UnitRegistry``.
     """
@@ -45,7 +47,8 @@ class Checkpoints:
         self._units = units
         self._after = after
         self._loop = loop
-        self._holder: Connection | None = None
+        self._captures: set[_Capturer] = set()
+        self._holder: _Capturer | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._put_off: dict[tuple[Connection, int], Callable[[], None]] = {}
 
@@ -70,19 +73,21 @@ class Checkpoints:
     ) -> None:
         session: ClientSession = connection.context
         if isinstance(body, Capture):
-            self.gone(connection)
+            capturer = connection, body.token
+            self._end(capturer)
             if body.hold:
-                self._hold(connection)
-            self._capture(connection, request)
+                self._hold(capturer)
+            self._captures.add(capturer)
+            self._capture(capturer, request)
         elif isinstance(body, Resume):
-            if self._holder is not connection:
+            if self._holder != (connection, body.token):
                 raise RequestError(
                     f"the hold of this capture ended after {_HOLD_S:g} s, before every shard was captured"
                 )
             self._resume()
             connection.reply(request, Done())
         elif isinstance(body, EndCapture):
-            self.gone(connection)
+            self._end((connection, body.token))
             connection.reply(request, Done())
         else:
             self._adopt(session, payload, body.replace)
@@ -96,16 +101,22 @@ class Checkpoints:
             raise RequestError(f"a state of {nbytes} bytes is larger than {_MAX_STATE_BYTES} and is refused")
 
     def gone(self, connection: Connection) -> None:
-        """End the capture of a connection, if it has one."""
-        if self._holder is connection:
+        """End the captures of a connection."""
+        for capturer in [each for each in self._captures if each[0] is connection]:
+            self._end(capturer)
+
+    def _end(self, capturer: _Capturer) -> None:
+        """End a capture, if there is such a one."""
+        self._captures.discard(capturer)
+        if self._holder == capturer:
             self._resume()
-        for unit, blocks in self._units.pins.release(connection).items():
+        for unit, blocks in self._units.pins.release(capturer).items():
             self._units.free(unit, blocks)
 
-    def _hold(self, connection: Connection) -> None:
+    def _hold(self, capturer: _Capturer) -> None:
         if self._holder is not None:
-            raise RequestError("another process is saving a checkpoint of this queue; try again later")
-        self._holder = connection
+            raise RequestError("another checkpoint of this queue is being saved; try again later")
+        self._holder = capturer
         self._limit = self._loop.call_later(_HOLD_S, self._resume)
 
     def _resume(self) -> None:
@@ -118,28 +129,29 @@ class Checkpoints:
             if not connection.closed and connection.context.connection is connection:
                 serve()
 
-    def _capture(self, connection: Connection, request: int) -> None:
+    def _capture(self, capturer: _Capturer, request: int) -> None:
         """Fix the state of now, and send it when it is encoded. Raises SamplerError."""
+        connection, _ = capturer
         core, table = self._core, self._core.state.blocks
         sampler = saved_sampler(core)
         content = cut(lambda: ENCODER.encode(capture(core, sampler)), is_large(core))
         blocks = table.block.array[table.live_slots()]
         pins = self._units.pins
-        pins.hold(connection, None)  # what may be freed is told from the sorted blocks
+        pins.hold(capturer, None)  # what may be freed is told from the sorted blocks
 
         def finish() -> Buffer:
             blocks.sort()
             return content()
 
         def finished(done: asyncio.Future[Buffer]) -> None:
-            if done.cancelled() or connection.closed or not pins.holds(connection):
+            if done.cancelled() or connection.closed or not pins.holds(capturer):
                 return
             error = done.exception()
             if error is not None:
-                self.gone(connection)
+                self._end(capturer)
                 connection.fail(request, error)
                 return
-            pins.hold(connection, blocks)
+            pins.hold(capturer, blocks)
             connection.reply(request, Captured(), [done.result()])
 
         self._loop.run_in_executor(None, finish).add_done_callback(finished)

@@ -271,6 +271,8 @@ class Cancel(Request, frozen=True, tag=True, omit_defaults=True):
 class Capture(Request, frozen=True, tag=True, omit_defaults=True):
     """Give me the whole state, and keep its blocks readable until EndCapture or the end of this connection.
 
+    ``token`` of the client's choice tells captures of one connection apart.
+
     Answer: Captured with the state as payload, msgpack of ``control.checkpoint.capture``.
 
     ``hold``: put off requests that change rows until Resume, for a few seconds at most. The captures of several shards
@@ -278,6 +280,7 @@ class Capture(Request, frozen=True, tag=True, omit_defaults=True):
     """
 
     hold: bool = False
+    token: int = 0
 
 
 class Captured(FromController, frozen=True, tag=True, omit_defaults=True):
@@ -285,11 +288,16 @@ class Captured(FromController, frozen=True, tag=True, omit_defaults=True):
 
 
 class Resume(Request, frozen=True, tag=True, omit_defaults=True):
-    """End the hold of this connection's capture. Answer: Done; RequestError if the hold took too long and had ended."""
+    """End the hold of this connection's capture with ``token``. Answer: Done; RequestError if the hold took too long
+    and had ended."""
+
+    token: int = 0
 
 
 class EndCapture(Request, frozen=True, tag=True, omit_defaults=True):
-    """The blocks of the capture have been read. Answer: Done."""
+    """The blocks of the capture with ``token`` have been read. Answer: Done."""
+
+    token: int = 0
 
 
 class Adopt(Request, frozen=True, tag=True, omit_defaults=True):
