@@ -25,7 +25,7 @@ def test_what_waits_for_the_disk_is_acknowledged_while_a_snapshot_is_encoded(
         encoded.wait(60)
         return b""
 
-    monkeypatch.setattr(recovery, "_cut", lambda controller: encode)
+    monkeypatch.setattr(recovery, "cut", lambda state, large: encode)
     monkeypatch.setattr(recovery.attach_journal, "__kwdefaults__", {"compact_bytes": 1})
 
     async def work() -> None:
