@@ -31,7 +31,15 @@ META = tq.BatchMeta([0], ["p"], {"x": {}})
 Arguments = dict[str, Any]
 
 KV: dict[str, Arguments] = {
-    "kv_put": {"key": "a", "partition_id": "p", "fields": {"x": 1}, "tag": {"t": 1}, "data_parser": None, "lock": None},
+    "kv_put": {
+        "key": "a",
+        "partition_id": "p",
+        "fields": {"x": 1},
+        "tag": {"t": 1},
+        "data_parser": None,
+        "lock": None,
+        "placement": None,
+    },
     "kv_batch_put": {
         "keys": ["a"],
         "partition_id": "p",
@@ -39,6 +47,7 @@ KV: dict[str, Arguments] = {
         "tags": [{}],
         "data_parser": None,
         "lock": None,
+        "placement": None,
     },
     "kv_batch_get": {
         "keys": ["a"],
@@ -80,6 +89,7 @@ CLIENT: dict[str, Arguments] = {
         "data_parser": None,
         "custom_meta": None,
         "is_last": False,
+        "placement": None,
     },
     "get_data": {"metadata": META, "zero_copy": False, "out": None, "device": None, "layout": None},
     "ack": {"metadata": META, "task_name": "t"},
@@ -128,6 +138,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "metadata": [5, "rows"],
     "data_parser": [5, "parser"],
     "lock": [5, "k"],
+    "placement": [5],
     "create": ["yes", 2],
     "global_indexes": [1.5, "0", ["0"], [1.5], (0,)],
 }

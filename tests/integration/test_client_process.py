@@ -100,13 +100,17 @@ def test_two_thousand_calls_open_no_descriptors(queue: Stack, partition: str) ->
     assert count() <= before
 
 
-def test_a_client_has_at_most_two_threads(queue: Stack, partition: str) -> None:
+def test_any_number_of_clients_has_two_threads(queue: Stack, partition: str) -> None:
+    def own() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("tq-")}
+
+    before = own()  # other tests in this process may have used Ray's tensor transport, which has its own
     others = [tq.TransferQueueClient(f"extra{number}", queue.address) for number in range(3)]
     for client in others:
         meta = client.put(TensorDict({"x": torch.ones(4, 1_000_000)}, batch_size=[4]), partition_id=partition)
         assert asyncio.run(client.async_get_data(meta))["x"].values().sum() == 4_000_000
         client.close()
-    assert len([thread for thread in threading.enumerate() if thread.name.startswith("tq-")]) <= 2
+    assert len(own() - before) <= 2
     tq.get_client().clear_partition(partition)
 
 

@@ -55,10 +55,12 @@ def check_partition(partition_id: object) -> str:
 def check_placement(placement: object) -> torch.device | None:
     """The GPU of a put that is to stay there, if none of its tensors is on one: the current one of this thread.
 
-    Raises InvalidInputError for another word, and where there is no GPU.
+    Raises InvalidTypeError; InvalidInputError for another word, and where there is no GPU.
     """
     if placement in (None, "host"):
         return None
+    if not isinstance(placement, str):
+        raise InvalidTypeError(f"placement must be 'host' or 'device', not {type(placement).__name__}")
     if placement != "device":
         raise InvalidInputError(f"placement must be 'host' or 'device', not {placement!r}")
     import torch

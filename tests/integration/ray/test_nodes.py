@@ -40,7 +40,7 @@ def _hosts_of_units() -> list[str]:
     """Empty while one is being restarted."""
     units = ray.get(ray.get_actor("TransferQueueController", "transfer_queue").units.remote())
     try:
-        return [ray.get(unit.address.remote(), timeout=60).rpartition(":")[0] for unit in units]
+        return [ray.get(unit.addresses.remote(), timeout=60)[0].rpartition(":")[0] for unit in units]
     except ray.exceptions.RayActorError:
         return []
 
