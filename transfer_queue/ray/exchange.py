@@ -222,7 +222,7 @@ class Exchange:
 def _capacity() -> int:
     text = os.environ.get(CAPACITY_VARIABLE)
     if not text:
-        return max(_LEAST, int(min(psutil.virtual_memory().total, *left_of_groups()) * _SHARE))
+        return max(_LEAST, int(min([psutil.virtual_memory().total, *left_of_groups()]) * _SHARE))
     try:
         return int(Quantity(text))
     except ValueError as error:

@@ -82,6 +82,27 @@ class Writer:
         tq.kv_batch_put(keys, "writer", mixed(len(keys), width))
 
 
+def test_several_controllers_share_the_units_and_end_together(driver: RayCluster) -> None:
+    tq.init({**CONF, "controller": {"shards": 2}, "ray": {"name": "ray-shards", "num_cpus": 0.5}})
+    names = [next(name for name in map(str, range(99)) if shard_of(name, 2) == shard) for shard in range(2)]
+    for name in names:
+        tq.kv_batch_put(["a", "b"], name, mixed(2, 50_000))
+    for name in names:
+        check(tq.kv_batch_get(["a", "b"], name), [0, 1], 50_000)
+        tq.kv_clear(["a", "b"], name)
+    wait_until(lambda: usage() == [0, 0], "the blocks of both are freed")
+    controller = ray.get_actor("ray-shards", "transfer_queue")
+    pids = [ray.get(unit.pid.remote()) for unit in ray.get(controller.units.remote())]
+    address = ray.get(controller.addresses.remote())[1]
+    port = int(address.rsplit(":", 1)[1])
+    listening = (each for each in psutil.process_iter() if each.pid and _listens(each, port))
+    next(listening).kill()
+    wait_for_end(pids)
+    with pytest.raises(ConnectionLostError, match="controller-1 ended: killed by SIGKILL"):
+        tq.kv_list()
+    tq.close()
+
+
 @pytest.mark.parametrize("width", [3, 20_000], ids=["small", "large"])
 def test_values_come_back_whole_and_in_part(store: RayCluster, width: int) -> None:
     keys = [f"k{number}" for number in range(6)]
@@ -181,27 +202,6 @@ def test_the_loss_of_the_owners_loses_the_rows_and_nothing_else(store: RayCluste
     tq.kv_batch_put(["k"], "owner", mixed(1, 50_000))
     check(tq.kv_batch_get(["k"], "owner"), [0], 50_000)
     tq.kv_clear(["k"], "owner")
-
-
-def test_several_controllers_share_the_units_and_end_together(driver: RayCluster) -> None:
-    tq.init({**CONF, "controller": {"shards": 2}, "ray": {"name": "ray-shards", "num_cpus": 0.5}})
-    names = [next(name for name in map(str, range(99)) if shard_of(name, 2) == shard) for shard in range(2)]
-    for name in names:
-        tq.kv_batch_put(["a", "b"], name, mixed(2, 50_000))
-    for name in names:
-        check(tq.kv_batch_get(["a", "b"], name), [0, 1], 50_000)
-        tq.kv_clear(["a", "b"], name)
-    wait_until(lambda: usage() == [0, 0], "the blocks of both are freed")
-    controller = ray.get_actor("ray-shards", "transfer_queue")
-    pids = [ray.get(unit.pid.remote()) for unit in ray.get(controller.units.remote())]
-    address = ray.get(controller.addresses.remote())[1]
-    port = int(address.rsplit(":", 1)[1])
-    listening = (each for each in psutil.process_iter() if each.pid and _listens(each, port))
-    next(listening).kill()
-    wait_for_end(pids)
-    with pytest.raises(ConnectionLostError, match="controller-1 ended: killed by SIGKILL"):
-        tq.kv_list()
-    tq.close()
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
