@@ -162,6 +162,11 @@ def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, t
             )
             assert batches == [[number] * 2] * 2
 
+        del views
+        for partition in partitions:
+            client.clear_partition(partition)
+        wait_until(lambda: queue.used() < MIB, "nothing is left")
+
 
 def _first_values(sample: tuple[TensorDict, tq.BatchMeta]) -> list[int]:
     return [int(row[0]) for row in sample[0]["x"]]
