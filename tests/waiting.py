@@ -1,10 +1,12 @@
-"""Waiting for a condition instead of sleeping."""
+"""Waiting for a condition instead of sleeping, and work that goes on meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -26,3 +28,21 @@ async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], None], pause_s: float = 0.1) -> Iterator[None]:
+    """Call ``work`` every ``pause_s`` seconds in a thread while the block runs."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(pause_s):
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -15,7 +15,7 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.notices import Notices
+from transfer_queue.client.notices import Notices, value_of
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
@@ -24,9 +24,9 @@ from transfer_queue.client.reading import LoadedBatch, ReadPlan
 from transfer_queue.client.rows import EMPTY, batch_meta, pack_indexes, request_in_parts, tell_of_rows
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.columns.kinds import is_kind
-from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply, Value
+from transfer_queue.control.commands import Batch, Clear, Commit, Committed, KeysOf, ListKeys, Lookup, Reply
 from transfer_queue.control.puts import name_some
-from transfer_queue.errors import InvalidInputError, InvalidTypeError, KeyNotFoundError, RequestError
+from transfer_queue.errors import InvalidInputError, InvalidTypeError, KeyNotFoundError
 from transfer_queue.metadata import BatchMeta
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class KvOperations:
         partition = "" if partition_id is None else check_text("partition_id", partition_id)
 
         async def work() -> Keys:
-            found: Keys = _value(await self._engine.request(ListKeys(partition), self._options.request_s))
+            found: Keys = value_of(await self._engine.request(ListKeys(partition), self._options.request_s))
             if partition and not found:
                 await self._notices.absent("kv_list", partition)
             return found
@@ -291,7 +291,7 @@ class KvOperations:
             raise InvalidInputError("global_indexes is an empty list")
         check_partition(partition_id)
         return Operation(
-            self._engine.request(KeysOf(partition_id, pack_indexes(indexes)), self._options.request_s), _value
+            self._engine.request(KeysOf(partition_id, pack_indexes(indexes)), self._options.request_s), value_of
         )
 
 
@@ -352,9 +352,3 @@ def single_row(fields: dict[str, Any]) -> dict[str, Any]:
         else:
             row[name] = [value]
     return row
-
-
-def _value(reply: Reply) -> Any:
-    if not isinstance(reply, Value):
-        raise RequestError(f"unexpected answer {type(reply).__name__}")
-    return reply.value

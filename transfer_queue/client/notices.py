@@ -10,9 +10,9 @@ from typing import Any
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import ListPartitions, Reply, Snapshot, Value
 from transfer_queue.control.puts import did_you_mean, name_some
-from transfer_queue.errors import TransferQueueError, UnknownPartitionError
+from transfer_queue.errors import RequestError, TransferQueueError, UnknownPartitionError
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "value_of"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Notices:
     async def hint(self, partition: str) -> str:
         """The partition that an unknown one resembles, as the end of a message; empty if there is none."""
         try:
-            names = _value(await self._engine.request(ListPartitions(""), self._request_s))
+            names = value_of(await self._engine.request(ListPartitions(""), self._request_s))
         except TransferQueueError:  # the message is right without it
             return ""
         return "" if partition in names else did_you_mean([partition], names)
@@ -58,9 +58,9 @@ class Notices:
 
     async def _missing(self, partition: str, fields: Sequence[str], task: str | None) -> str:
         try:
-            counts: dict[str, Any] = _value(await self._engine.request(Snapshot(partition), self._request_s))
+            counts: dict[str, Any] = value_of(await self._engine.request(Snapshot(partition), self._request_s))
         except UnknownPartitionError:
-            names = _value(await self._engine.request(ListPartitions(""), self._request_s))
+            names = value_of(await self._engine.request(ListPartitions(""), self._request_s))
             found = f"the queue has {name_some(names)}" if names else "the queue has none"
             return f"there is no partition {partition!r} now; {found}{did_you_mean([partition], names)}"
         if unwritten := [name for name in fields if name not in counts["fields"]]:
@@ -74,6 +74,8 @@ class Notices:
         return ""
 
 
-def _value(reply: Reply) -> Any:
-    assert isinstance(reply, Value)
+def value_of(reply: Reply) -> Any:
+    """What a controller's answer holds. Raises RequestError for an answer of another kind."""
+    if not isinstance(reply, Value):
+        raise RequestError(f"unexpected answer {type(reply).__name__}")
     return reply.value

@@ -28,7 +28,7 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
-from transfer_queue.client.notices import Notices
+from transfer_queue.client.notices import Notices, value_of
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.client.parser import DataParser, parsed
@@ -54,7 +54,6 @@ from transfer_queue.control.commands import (
     SetTags,
     Snapshot,
     StatusArrays,
-    Value,
 )
 from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.errors import (
@@ -494,7 +493,7 @@ class RowOperations:
     async def _counts(self, partition: str) -> dict[str, Any]:
         """Counts of a partition; empty if there is no such partition."""
         try:
-            return dict(_value(await self._engine.request(Snapshot(partition), self._options.request_s)))
+            return dict(value_of(await self._engine.request(Snapshot(partition), self._options.request_s)))
         except UnknownPartitionError:
             return {}
 
@@ -512,13 +511,13 @@ class RowOperations:
         """Number of rows of each partition that has rows."""
 
         def finish(reply: Reply) -> dict[str, int]:
-            counts = _value(reply)["partitions"]
+            counts = value_of(reply)["partitions"]
             return {name: found["rows"] for name, found in counts.items() if found["rows"]}
 
         return Operation(self._engine.request(Snapshot(""), self._options.request_s), finish)
 
     def partition_list(self) -> Operation[Reply, list[str]]:
-        return Operation(self._engine.request(ListPartitions(""), self._options.request_s), _value)
+        return Operation(self._engine.request(ListPartitions(""), self._options.request_s), value_of)
 
 
 def _tags_of(metadata: BatchMeta, custom_meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -585,11 +584,6 @@ def _arrays(reply: Reply) -> StatusArrays:
 def _done(reply: Reply) -> Done:
     assert isinstance(reply, Done)
     return reply
-
-
-def _value(reply: Reply) -> Any:
-    assert isinstance(reply, Value)
-    return reply.value
 
 
 def _nothing(reply: object) -> None:

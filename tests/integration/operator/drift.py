@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
+from tests.waiting import meanwhile
 from tq_operator.plan.difference import APPLIED_ANNOTATION
 from tq_operator.plan.names import MANAGED_BY, MANAGER, label_value
 from tq_operator.plan.queue import Manifest
@@ -309,20 +309,16 @@ def kubelet(cluster: Cluster, namespace: str) -> Iterator[None]:
     """Have every pod of the namespace be ready, on a control plane that has no nodes."""
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
     cluster.call("POST", "/api/v1/nodes", node)
-    over, one = threading.Event(), _Kubelet(cluster, namespace)
+    one = _Kubelet(cluster, namespace)
 
     def work() -> None:
-        while not over.wait(0.2):
-            with suppress(ClusterError):
-                one.look()
+        with suppress(ClusterError):
+            one.look()
 
-    thread = threading.Thread(target=work)
-    thread.start()
     try:
-        yield
+        with meanwhile(work, 0.2):
+            yield
     finally:
-        over.set()
-        thread.join()
         cluster.call("DELETE", f"/api/v1/nodes/{NODE}")
 
 
@@ -336,27 +332,21 @@ class Watcher:
 
     @contextmanager
     def watching(self, cluster: Cluster, namespace: str) -> Iterator[None]:
-        over, since = threading.Event(), dict[str, float]()
+        since = dict[str, float]()
 
         def work() -> None:
-            while not over.wait(0.2):
-                with suppress(ClusterError, NotFoundError):
-                    astray = empty_services(cluster, namespace)
-                    for name in since.keys() - astray:
-                        if (lasted := time.monotonic() - since.pop(name)) > TOLD_S:
-                            print(f"{time.strftime('%H:%M:%S')} {name} had no endpoint for {lasted:.1f} s", flush=True)
-                    for name in astray:
-                        lasted = time.monotonic() - since.setdefault(name, time.monotonic())
-                        if lasted > self.longest_s:
-                            self.longest_s, self.worst = lasted, name
+            with suppress(ClusterError, NotFoundError):
+                astray = empty_services(cluster, namespace)
+                for name in since.keys() - astray:
+                    if (lasted := time.monotonic() - since.pop(name)) > TOLD_S:
+                        print(f"{time.strftime('%H:%M:%S')} {name} had no endpoint for {lasted:.1f} s", flush=True)
+                for name in astray:
+                    lasted = time.monotonic() - since.setdefault(name, time.monotonic())
+                    if lasted > self.longest_s:
+                        self.longest_s, self.worst = lasted, name
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with meanwhile(work, 0.2):
             yield
-        finally:
-            over.set()
-            thread.join()
 
 
 def is_ready(queue: Manifest) -> bool:

@@ -45,7 +45,7 @@ from tests.integration.operator.drift import (
     kubelet,
     until_back,
 )
-from tests.waiting import wait_until
+from tests.waiting import meanwhile, wait_until
 from tq_operator.plan.names import INJECT_LABEL, INJECTED_ANNOTATION
 from tq_operator.runtime.cluster import Cluster, ClusterError
 
@@ -139,32 +139,24 @@ class Pods:
 
     @contextmanager
     def being_made(self, cluster: Cluster) -> Iterator[None]:
-        over = threading.Event()
+        queues = itertools.cycle(QUEUES)
         spec = {"containers": [{"name": "main", "image": "any"}]}
 
         def work() -> None:
-            for queue in itertools.cycle(QUEUES):
-                if over.wait(0.1):
-                    return
-                pod = {"apiVersion": "v1", "kind": "Pod", "spec": spec}
-                pod["metadata"] = {"generateName": "asks-", "labels": {INJECT_LABEL: queue}}
-                self.count += 1
-                began = time.monotonic()
-                try:
-                    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-                    made = cluster.call("POST", path, pod, [("dryRun", "All")])
-                    if INJECTED_ANNOTATION not in made["metadata"].get("annotations", {}):
-                        self.refused.append((began, "made without its queue"))
-                except ClusterError as error:
-                    self.refused.append((began, str(error)))
+            pod = {"apiVersion": "v1", "kind": "Pod", "spec": spec}
+            pod["metadata"] = {"generateName": "asks-", "labels": {INJECT_LABEL: next(queues)}}
+            self.count += 1
+            began = time.monotonic()
+            try:
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+                made = cluster.call("POST", path, pod, [("dryRun", "All")])
+                if INJECTED_ANNOTATION not in made["metadata"].get("annotations", {}):
+                    self.refused.append((began, "made without its queue"))
+            except ClusterError as error:
+                self.refused.append((began, str(error)))
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with meanwhile(work):
             yield
-        finally:
-            over.set()
-            thread.join()
 
 
 class Soak:

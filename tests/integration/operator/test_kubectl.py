@@ -9,8 +9,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,7 +21,7 @@ import yaml
 from tests.integration.operator.conftest import RELEASE, REPOSITORY, Operator, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane
 from tests.unit.operator.signals import same_signals
-from tests.waiting import wait_until
+from tests.waiting import meanwhile, wait_until
 from tq_operator.kubectl import main
 from tq_operator.runtime.trust import renewed
 
@@ -308,24 +307,6 @@ def test_doctor_names_every_planted_fault_with_its_fix(cluster: ControlPlane, tq
 def started_operator(plane: ControlPlane) -> bool:
     found = plane.get("deployment", "tq-operator", RELEASE[1]) or {}
     return bool(found.get("status", {}).get("readyReplicas"))
-
-
-@contextmanager
-def meanwhile(work: Callable[[], None]) -> Iterator[None]:
-    """``work`` again and again in a thread, as a kubelet does."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(0.1):
-            work()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_failover_replaces_the_controller_and_waits_until_the_queue_is_ready(

@@ -134,7 +134,7 @@ def _overfill(partitions: list[str]) -> None:
 
 
 def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, tmp_path: Path) -> None:
-    """A unit is drained, a checkpoint loaded, leased rows come again, and a loader reads by processes of its own."""
+    """Drain a unit, load a checkpoint, deliver leased rows again, and read by the processes of a loader."""
     partitions = [_partition_on(shard) for shard in range(SHARDS)]
     with _queue(servers, tmp_path, "none") as queue:
         client = tq.get_client()
