@@ -294,7 +294,7 @@ def two_backends(spec: dict[str, Any]) -> None:
             'unknown field "spec.storage.replics"; did you mean replicas? allowed: affinity, annotations, capacity, '
             "drainSeconds, env, extraContainers, image,",
         ),
-        (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity; use a number with Ki, Mi,'),
+        (bad_quantity, 'spec.storage.capacity: "16MB" is not a quantity above zero; use a number with Ki, Mi,'),
         (no_backend, "spec.backend.simple: has no value; for its defaults write simple: {}"),
         (two_backends, "set exactly one of simple, mooncake, yuanrong, ray"),
     ],

@@ -20,6 +20,7 @@ from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, show
 from transfer_queue.cli.state import RunningQueue, read_ended, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
+from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.config import resource
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import plan_local, with_backend
@@ -62,7 +63,12 @@ def up(
     """Run a queue on this machine: until Ctrl-C, in the background, or as long as COMMAND runs."""
     with faults():
         wanted = resource.load(file)
-        plan = plan_local(with_free_ports(with_backend(wanted, backend) if backend else wanted))
+        if backend:
+            wanted = with_backend(wanted, backend)
+        try:
+            plan = plan_local(with_free_ports(wanted))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
         if detach and command:
             raise ConfigError("--detach and a command exclude each other: the queue of a command ends with it")
         if detach:
@@ -178,6 +184,7 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
 }
 for command, examples in _COMMANDS.items():
     app.command(
+        cls=HelpfulCommand,
         epilog="\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples),
         # Options after the command of tq up belong to it, even without --.
         context_settings={"allow_interspersed_args": command is not up},

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from transfer_queue._printable import printable
+from transfer_queue.cli.usage import UsageError
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.supervise import Interrupted, interruptible
 
@@ -20,9 +21,6 @@ __all__ = ["console", "faults", "run", "say"]
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 """Console for messages; results go to standard output."""
-
-
-_UsageError: Any = typer.BadParameter.__base__  # its module differs between releases of typer
 
 
 def run(app: typer.Typer, arguments: list[str] | None = None, **options: Any) -> int:
@@ -33,13 +31,14 @@ def run(app: typer.Typer, arguments: list[str] | None = None, **options: Any) ->
     """
     try:
         code = app(arguments, standalone_mode=False, **options)
-    except _UsageError as error:
+    except UsageError as error:
         message = error.format_message()
         if "\n" in message:  # a group without a command: the message is its help
             typer.echo(message, err=True)
         else:
             path = error.ctx.command_path if error.ctx else app.info.name
-            _print_error(f"{message.rstrip('.')}; see: {path} --help")
+            meant = getattr(error, "meant", "")
+            _print_error(f"{message.rstrip('.')}{f'; did you mean {meant}?' if meant else ';'} see: {path} --help")
         return 2
     except typer.Abort:
         _print_error("aborted")

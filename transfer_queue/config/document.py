@@ -11,6 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -33,9 +34,11 @@ __all__ = [
     "Bytes",
     "Document",
     "TerseDocument",
+    "Yaml",
     "explain",
     "load_document",
     "parse_bytes",
+    "problems",
     "read_yaml",
     "standard_input",
     "validate_document",
@@ -97,7 +100,33 @@ def standard_input() -> str:
     return sys.stdin.read()
 
 
-def read_yaml(source: Path | str, what: str) -> Any:
+@dataclass(frozen=True)
+class Yaml:
+    """A YAML document: ``value`` is what it holds, ``name`` where it is from."""
+
+    name: str
+    text: str
+    value: Any
+
+    def line(self, location: Sequence[str | int]) -> str:
+        """`` (line 7)`` of the field at ``location``, or of what is nearest to it; empty where nothing is."""
+        nodes = yaml.compose_all(self.text, _StrictLoader)
+        node = next((node for node in nodes if getattr(node, "tag", "") != "tag:yaml.org,2002:null"), None)
+        found = None
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                pair = next(((key, value) for key, value in node.value if key.value == part), None)
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                pair = (node.value[part], node.value[part])
+            else:
+                pair = None
+            if pair is None:
+                break
+            found, node = pair
+        return "" if found is None else f" (line {found.start_mark.line + 1})"
+
+
+def read_yaml(source: Path | str, what: str) -> Yaml:
     """The only YAML document of a file (``-``: standard input), or of a text if ``source`` has several lines.
 
     Raises ConfigError, also for a key that is set twice. ``what`` names in it what the document should be.
@@ -119,18 +148,26 @@ def read_yaml(source: Path | str, what: str) -> Any:
         raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from None
     if len(found) != 1:
         raise ConfigError(f"{name}: holds {len(found)} YAML documents; give exactly one {what}")
-    return found[0]
+    return Yaml(name, text, found[0])
 
 
-def validate_document(model: type[D], value: object, where: str) -> D:
-    """``value`` as ``model``. Raises ConfigError whose one-line text names every wrong field by its path."""
+def validate_document(model: type[D], value: object, where: str, source: Yaml | None = None) -> D:
+    """``value`` as ``model``.
+
+    Raises ConfigError whose one-line text names every wrong field by its path, and by its line in ``source``.
+    """
     if not isinstance(value, dict):
         raise ConfigError(wrong_type(where, value))
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        lines = [explain(model, problem) for problem in error.errors(include_url=False)]
-        raise ConfigError(f"{where}: {'; '.join(lines)}") from None
+        raise ConfigError(f"{where}: {'; '.join(problems(model, error, source))}") from None
+
+
+def problems(model: type[BaseModel], error: ValidationError, source: Yaml | None = None) -> list[str]:
+    """One text for each wrong field, with its line in ``source``."""
+    found = error.errors(include_url=False)
+    return [explain(model, problem) + (source.line(problem["loc"]) if source else "") for problem in found]
 
 
 def load_document(model: type[D], path: str | Path) -> D:
@@ -139,8 +176,8 @@ def load_document(model: type[D], path: str | Path) -> D:
     ``$(NAME)`` in a string stands for the environment variable NAME, as in Kubernetes manifests: the pods of one
     StatefulSet share a file and differ only in what the kubelet tells them.
     """
-    value = read_yaml(Path(path), "mapping of settings")
-    return validate_document(model, _expand(value, str(path)), str(path))
+    source = read_yaml(Path(path), "mapping of settings")
+    return validate_document(model, _expand(source.value, str(path)), str(path), source)
 
 
 def _expand(value: Any, where: str) -> Any:

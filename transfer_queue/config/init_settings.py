@@ -151,7 +151,7 @@ def check_names(given: Mapping[str, Any]) -> None:
             "with tq up -f FILE (or kubectl apply -f FILE) and call init() without it"
         )
     text = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
-    packaged = read_yaml(text, "mapping of settings")
+    packaged = read_yaml(text, "mapping of settings").value
     _check_names(given, {**packaged, **dict.fromkeys(ATTACH_SETTINGS)}, "")
 
 

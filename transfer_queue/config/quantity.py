@@ -23,7 +23,9 @@ _FACTORS: Final = {
 # expression by its worst case.
 QUANTITY_PATTERN: Final = r"^(0*[1-9][0-9]{0,18}([.][0-9]+)?|0+[.]0*[1-9][0-9]*)([KMGTP]i|[kMGTP])?$"
 _AMOUNT_PATTERN: Final = r"^[0-9]+([.][0-9]+)?(m|[KMGTPE]i|[kMGTPE])?$"
-QUANTITY_HINT: Final = "is not a quantity; use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
+QUANTITY_HINT: Final = (
+    "is not a quantity above zero; use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
+)
 
 
 class Quantity(int):

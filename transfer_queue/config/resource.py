@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from transfer_queue.config import defaults
-from transfer_queue.config.document import explain, read_yaml
+from transfer_queue.config.document import Yaml, problems, read_yaml
 from transfer_queue.config.quantity import Amount, AtLeast, Quantity
 from transfer_queue.config.resource_pods import PodTemplate
 from transfer_queue.config.resource_security import Security, TlsMode
@@ -549,27 +549,32 @@ class TransferQueue(Model):
 def load(source: Path | str) -> TransferQueue:
     """Read a TransferQueue from a file, or from text if ``source`` is a string of more than one line.
 
-    Raises :class:`ConfigError` with one line for each problem.
+    Raises :class:`ConfigError` with one line for each problem, which names the file and the line in it.
     """
-    return parse(read_yaml(source, "TransferQueue"))
+    found = read_yaml(source, "TransferQueue")
+    return parse(found.value, found)
 
 
-def parse(document: Any) -> TransferQueue:
-    """Check a parsed document, for example an object from the apiserver.
+def parse(document: Any, source: Yaml | None = None) -> TransferQueue:
+    """Check a parsed document, for example an object from the apiserver. ``source``: what it was read from.
 
     Raises :class:`ConfigError` with one line for each problem.
     """
     try:
         return TransferQueue.model_validate(document)
     except ValidationError as error:
-        lines = [explain(TransferQueue, problem) for problem in error.errors(include_url=False)]
-    raise ConfigError("\n".join(_empty_backends(document) or lines))
+        lines = _empty_backends(document, source) or problems(TransferQueue, error, source)
+    raise ConfigError("\n".join(f"{source.name}: {line}" if source else line for line in lines))
 
 
-def _empty_backends(document: Any) -> list[str]:
+def _empty_backends(document: Any, source: Yaml | None) -> list[str]:
     """Errors for backends without a value, which YAML reads as null."""
     backend: Any = document
     for name in ("spec", "backend"):
         backend = backend.get(name) if isinstance(backend, dict) else None
     names = [name for name, value in backend.items() if value is None] if isinstance(backend, dict) else []
-    return [f"spec.backend.{name}: has no value; for its defaults write {name}: {{}}" for name in names]
+    return [
+        f"spec.backend.{name}: has no value; for its defaults write {name}: {{}}"
+        + (source.line(("spec", "backend", name)) if source else "")
+        for name in names
+    ]

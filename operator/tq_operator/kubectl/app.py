@@ -17,6 +17,7 @@ from tq_operator.kubectl.parts import Part
 from transfer_queue._printable import printable
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, show
+from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueueError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ PartOption = Annotated[Optional[Part], typer.Option("--part", help="Only this pa
 Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Give up after so many seconds.")]
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def status(
     name: Name = None,
     namespace: Namespace = None,
@@ -91,7 +92,7 @@ def status(
         show(seen, output, lambda: draw_overview(seen))
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def top(
     name: Name = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end, for scripts.")] = False,
@@ -109,7 +110,7 @@ def top(
             watch(link, output, once=once, interval_s=interval)
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def why(
     name: Name = None,
     partition: Annotated[Optional[str], typer.Option("--partition", "-p", help="Only requests for this one.")] = None,  # noqa: UP045
@@ -127,7 +128,7 @@ def why(
         show(sentences, output, lambda: sentences)
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def doctor(
     name: Name = None,
     namespace: Namespace = None,
@@ -149,7 +150,7 @@ def doctor(
     raise typer.Exit(int(any(finding.state == "fail" for finding in findings)))
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def logs(
     name: Name = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
@@ -194,7 +195,7 @@ def logs(
             raise TransferQueueError("no log could be read")
 
 
-@app.command("port-forward")
+@app.command("port-forward", cls=HelpfulCommand)
 def port_forward(
     name: Name = None,
     ports: Annotated[
@@ -243,7 +244,7 @@ def port_forward(
                 time.sleep(3600)
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def drain(
     unit: Annotated[str, typer.Argument(help="A storage unit, by the name of its pod.", show_default=False)],
     queue: Annotated[
@@ -270,7 +271,7 @@ def drain(
         say(said)
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def failover(
     name: Name = None,
     part: Annotated[Replaceable, typer.Option("--part", help="Whose pod.")] = Replaceable.controller,
@@ -303,7 +304,7 @@ def failover(
         say(f"{part.value}: {new} serves in place of {old}; Ready after {time.monotonic() - began:.1f} s")
 
 
-@app.command("support-bundle")
+@app.command("support-bundle", cls=HelpfulCommand)
 def support_bundle(
     name: Name = None,
     file: Annotated[
@@ -330,7 +331,7 @@ def support_bundle(
         say(f"{len(files)} files without secrets; look through them before you pass them on")
 
 
-@app.command()
+@app.command(cls=HelpfulCommand)
 def inject(
     filename: Annotated[
         list[str], typer.Option("--filename", "-f", help="Manifests, TransferQueues among them; - is stdin.")

@@ -28,6 +28,13 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest
         load_document(StorageUnitConfig, path)
 
 
+def test_a_wrong_setting_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "unit.json"
+    path.write_text('{"name": "unit",\n "controller": ["c:1"],\n "capacity": "0"}')
+    with pytest.raises(ConfigError, match=r"unit\.json: capacity: '0' is not a quantity above zero; .* \(line 3\)$"):
+        load_document(StorageUnitConfig, path)
+
+
 @pytest.mark.parametrize("text", ["64Gi", "0.1Gi", "1Pi", "2P", "500M", "2097152"])
 def test_a_storage_unit_takes_every_quantity_that_the_resource_takes(text: str) -> None:
     settings = validate_document(StorageUnitConfig, {"controller": ["c:50060"], "capacity": text}, "unit")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.config import resource
+from transfer_queue.config.document import read_yaml
 from transfer_queue.config.quantity import Quantity
 from transfer_queue.errors import ConfigError
 
@@ -19,7 +20,7 @@ UNITS = "use a number with Ki, Mi, Gi, Ti, Pi, k, M, G, T or P, such as 64Gi"
 
 
 def load(spec: str) -> resource.TransferQueue:
-    return resource.load(f"{HEAD}spec: {spec}\n")
+    return resource.parse(read_yaml(f"{HEAD}spec: {spec}\n", "TransferQueue").value)
 
 
 def test_the_smallest_mooncake_queue_has_the_documented_defaults() -> None:
@@ -89,8 +90,14 @@ REFUSALS = [
         "{backend: {simple: {}}, access: {namespaces: [Bad_NS]}}",
         'spec.access.namespaces[0]: Invalid value: "Bad_NS": should match',
     ),
-    ("{backend: {simple: {}}, storage: {capacity: 12Q}}", f'spec.storage.capacity: "12Q" is not a quantity; {UNITS}'),
-    ("{backend: {simple: {}}, storage: {capacity: 0Gi}}", f'spec.storage.capacity: "0Gi" is not a quantity; {UNITS}'),
+    (
+        "{backend: {simple: {}}, storage: {capacity: 12Q}}",
+        f'spec.storage.capacity: "12Q" is not a quantity above zero; {UNITS}',
+    ),
+    (
+        "{backend: {simple: {}}, storage: {capacity: 0Gi}}",
+        f'spec.storage.capacity: "0Gi" is not a quantity above zero; {UNITS}',
+    ),
     (
         "{backend: {simple: {}}, storage: {capacity: 4Ki}}",
         'spec.storage.capacity: "4Ki" is too small for a storage unit; use at least 1Mi',
@@ -105,9 +112,12 @@ REFUSALS = [
     ),
     (
         f"{{backend: {{simple: {{}}}}, storage: {{capacity: {'9' * 20}Ki}}}}",
-        f'spec.storage.capacity: "{"9" * 20}Ki" is not a quantity; {UNITS}',
+        f'spec.storage.capacity: "{"9" * 20}Ki" is not a quantity above zero; {UNITS}',
     ),
-    ("{backend: {simple: {}}, storage: {capacity: -1}}", f'spec.storage.capacity: "-1" is not a quantity; {UNITS}'),
+    (
+        "{backend: {simple: {}}, storage: {capacity: -1}}",
+        f'spec.storage.capacity: "-1" is not a quantity above zero; {UNITS}',
+    ),
     ("{backend: {simple: {}, mooncake: {}}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     (
         "{backend: {simple: {ssdOffload: {}}}, controller: {durability: process}}",
@@ -335,6 +345,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read: not UTF-8 text"):
         resource.load(tmp_path / "binary.yaml")
+
+
+def test_a_wrong_field_of_a_file_is_named_with_the_file_and_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "q.yaml"
+    file.write_text(f"---\n{HEAD}spec:\n  backend:\n    simple:\n  storage:\n    capacity: 0\n    replicas: 1\n")
+    with pytest.raises(ConfigError) as refused:
+        resource.load(file)
+    assert str(refused.value) == (
+        f"{file}: spec.backend.simple: has no value; for its defaults write simple: {{}} (line 7)"
+    )
+    file.write_text(
+        file.read_text()
+        .replace("simple:", "simple: {}")
+        .replace("    replicas", "    tolerations:\n    - 1\n    ports")
+    )
+    with pytest.raises(ConfigError) as refused:
+        resource.load(file)
+    item, capacity, unknown = str(refused.value).splitlines()
+    assert capacity == f'{file}: spec.storage.capacity: "0" is not a quantity above zero; {UNITS} (line 9)'
+    assert item == f"{file}: spec.storage.tolerations[0]: 1 must be of type object (line 11)"
+    assert ('unknown field "spec.storage.ports"' in unknown, unknown[-9:]) == (True, "(line 12)")
 
 
 def test_tls_is_on_where_somebody_has_to_be_known_and_else_as_the_installation_says() -> None:

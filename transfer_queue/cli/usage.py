@@ -1,0 +1,64 @@
+"""Usage errors that say which option was meant by words that are given without one."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+__all__ = ["HelpfulCommand", "UsageError"]
+
+UsageError: Any = typer.BadParameter.__base__  # its module differs between releases of typer
+
+_BARE: Final[dict[str | None, tuple[str, ...]]] = {
+    "up": ("--file",),
+    "doctor": ("--file",),
+    "status": ("--queue",),
+    "top": ("--queue",),
+    "why": ("--partition",),
+    "bench": ("--backend",),
+    "plan": ("--gpus", "--seq"),
+    "reset": ("--task",),
+    "tail": ("--count",),
+    "drain": ("--timeout",),
+}
+"""The options whose values people give without naming the option."""
+_DOCUMENTS: Final = {".yaml", ".yml", ".json"}
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose usage errors have ``meant``: the options for the words that are no arguments of it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.meant = self._meant(ctx, given)
+            raise
+
+    def _meant(self, ctx: Any, given: list[str]) -> str:
+        known = {name for parameter in self.params for name in parameter.opts}
+        options = [name for name in _BARE.get(self.name, ()) if name in known]
+        try:
+            found, words, _ = self.make_parser(ctx).parse_args(args=given)
+        except UsageError:  # it is about an option that is given
+            return ""
+        if "command" in found:  # of tq up, which takes all words
+            if found.get("file") is not None:
+                return ""
+            words = list(found["command"] or ())
+            words = words if words and _is_document(words[0]) else ["queue.yaml", *(["--"] if words else []), *words]
+        if not options or not words:
+            return ""
+        named = [part for pair in zip(options, words, strict=False) for part in pair]
+        return shlex.join([*named, *words[len(options) :]])
+
+
+def _is_document(word: str) -> bool:
+    path = Path(word)
+    return word == "-" or path.suffix in _DOCUMENTS or (path.is_file() and shutil.which(word) is None)
