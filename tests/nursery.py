@@ -7,6 +7,7 @@ handlers.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import json
@@ -27,6 +28,7 @@ def load(modules: list[str]) -> None:
             importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"an import has started {threads - 1} threads, which a fork would lose"
+    gc.freeze()  # else each forked process walks over all of it when it ends, and copies its pages: a second of CPU
 
 
 def serve(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
