@@ -174,3 +174,5 @@ class UnitSession:
     """Who it joined as, if that was asked."""
     retired: bool = False
     """Drained and about to end: it is forgotten with its connection."""
+    owed: set[int] = field(default_factory=set)
+    """Blocks that it has to drop and has not heard of, as it was not connected."""

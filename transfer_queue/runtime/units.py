@@ -126,17 +126,21 @@ class UnitRegistry:
         connection.context = session
         connection.peer = f"storage unit {join.name}"
         unit = session.info.unit
-        unknown = self.pins.spare(unit, self.fence(unit, self._leave_to_writers(unit, inventory, now)))
+        unknown = self.pins.spare(unit, self.fence(unit, self._leave_to_writers(session, inventory, now)))
+        session.owed.clear()
         self._changed()
         return Joined(session.info.unit, self._clients.run, pack_blocks(unknown))
 
-    def _leave_to_writers(self, unit: int, inventory: list[int], now: float) -> list[int]:
+    def _leave_to_writers(self, session: UnitSession, inventory: list[int], now: float) -> list[int]:
         """Blocks without rows, but for those whose writer may be about to commit them: they are looked at again."""
+        unit = session.info.unit
         unknown = self._core.unknown_blocks(unit, inventory)
-        doubtful = [block for block in unknown if self._clients.get(block >> 32) is not None]
+        doubtful = {
+            block for block in unknown if block not in session.owed and self._clients.get(block >> 32) is not None
+        }
         if doubtful:
-            self._doubtful.append((now + self._patience_s, unit, doubtful))
-        return [block for block in unknown if self._clients.get(block >> 32) is None]
+            self._doubtful.append((now + self._patience_s, unit, list(doubtful)))
+        return [block for block in unknown if block not in doubtful]
 
     def fence(self, unit: int, blocks: list[int]) -> list[int]:
         """Return the blocks among ``blocks`` that no row refers to, and refuse later commits of them."""
@@ -150,7 +154,11 @@ class UnitRegistry:
         """Tell a unit to drop blocks. A disconnected unit hears of them when it comes back with its inventory."""
         blocks = self.pins.spare(unit, blocks)
         session = self._units.get(unit)
-        if session is not None and session.connection is not None and blocks:
+        if session is None or not blocks:
+            return
+        if session.connection is None:
+            session.owed.update(blocks)
+        else:
             session.connection.send(FreeBlocks(pack_blocks(blocks)))
 
     def report(self, session: UnitSession, report: UnitReport) -> None:

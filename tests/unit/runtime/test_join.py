@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 
+from transfer_queue.config.processes import ControllerConfig
+from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError
-from transfer_queue.runtime.units import Joining, pack_blocks
-from transfer_queue.wire.messages import Join
+from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.controller import Controller
+from transfer_queue.runtime.units import Joining, pack_blocks, unpack_blocks
+from transfer_queue.wire.messages import Hello, Join
 
 
 def join(blocks: bytes, held: int) -> Join:
     return Join("u0", "i", "127.0.0.1:1", 1 << 20, 0, blocks, {}, held)
+
+
+async def test_what_is_freed_while_a_unit_is_away_goes_as_it_comes_back_and_what_may_be_committed_stays() -> None:
+    controller = Controller(ControllerConfig(), ControlCore(), asyncio.get_running_loop())
+
+    def line() -> Any:
+        return SimpleNamespace(principal=None)
+
+    client = Connection(controller, msgspec.msgpack.Decoder(), Keepalive(60.0, 60.0))
+    first = controller.welcome(client, Hello("client", "writer")).writer << 32
+    controller.gone(client)  # its session stays for a while
+    before, units = line(), controller.units
+    unit = units.join(before, join(b"", 0), [], 0.0).unit
+    units.disconnected(before.context, before, 0.5)
+    units.free(unit, [first])
+    assert unpack_blocks(units.join(line(), join(b"", 2), [first, first + 1], 1.0).unknown) == [first]
 
 
 def test_pieces_and_the_rest_make_the_inventory() -> None:
