@@ -206,20 +206,20 @@ def tag_number(tag: Mapping[str, Any], name: str, default: float) -> float | Non
     return found if math.isfinite(found) else None
 
 
-def total_lengths(rows: list[int], partition: Any) -> list[float]:
-    """Each row's tag ``total_lengths``, 1 where absent.
+def total_lengths(rows: list[int], partition: Any, default: float = 1) -> list[float]:
+    """Each row's tag ``total_lengths``, ``default`` where absent.
 
     Raises InvalidInputError for a value that is negative or not finite, as sums of it would be meaningless.
     """
     tags = partition.get_custom_meta(rows) if partition is not None else {}
     for row in rows:
         tag = tags.get(row, {})
-        length = tag_number(tag, "total_lengths", 1)
+        length = tag_number(tag, "total_lengths", default)
         if length is None or length < 0:
             raise InvalidInputError(
                 f"the tag total_lengths must be a number of tokens, not {tag['total_lengths']!r} (row {row})"
             )
-    return [tags.get(row, {}).get("total_lengths", 1) for row in rows]
+    return [tags.get(row, {}).get("total_lengths", default) for row in rows]
 
 
 def rank_and_batch(params: Mapping[str, Any], *, required: bool) -> tuple[int, int | str | None]:

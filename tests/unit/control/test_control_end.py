@@ -41,32 +41,48 @@ def test_the_end_is_told_journaled_kept_and_goes_with_the_partition() -> None:
     assert counts(core)["ended"] is False
 
 
-SAMPLERS = [TokenBudgetSampler(10, 2), StreamingTokenBudgetSampler()]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
-def test_the_rest_is_dealt_once_no_more_rows_come_and_some_ranks_may_get_nothing(sampler: BaseSampler) -> None:
-    core = ControlCore(sampler=sampler)
-
-    def ask(rank: int, batch: int, request: int, timeout_s: float = 9.0) -> Any:
-        command = fetch("p", "x", 0, timeout_s=timeout_s, token_budget=10, dp_size=2, dp_rank=rank, batch_index=batch)
-        return core.apply(command, 0, request=request)
-
+def test_the_rest_is_dealt_once_no_more_rows_come_and_some_ranks_may_get_nothing() -> None:
+    core = ControlCore(sampler=TokenBudgetSampler(10, 2))
+    ask = by_tokens(core)
     core.apply(tagged(1, 6), 0)
     assert ask(0, 0, 1) is PARKED
     core.apply(put("p", 2, "", tags=[{"total_lengths": 7}, {"total_lengths": 5}], last=True), 0)
     assert not Drained(core).answers  # the last rows have no data yet
     core.apply(put("p", i64(1), "x", block=2), 0)
-    early = Drained(core).by_request  # a row for each rank, if not a budget's worth
+    assert not Drained(core).by_request  # a row for each rank, but not a budget's worth
     core.apply(put("p", i64(2), "x", block=3), 0)
-    assert rows((early or Drained(core).by_request)[1]) == [1]
-    assert bool(early) is isinstance(sampler, StreamingTokenBudgetSampler)
+    assert rows(Drained(core).by_request[1]) == [1]
     assert rows(ask(1, 0, 2)) == [0]
     assert rows(ask(0, 1, 3)) == [2]
     assert rows(ask(1, 1, 4)) == []  # there is nothing for it in this batch, however long it waits
     assert rows(ask(0, 1, 5)) == [2]
     assert counts(core)["tasks"]["t"]["consumed"] == 3
     core.validate_state()
+
+
+def test_the_rows_of_a_group_go_to_any_rank_and_no_micro_batch_exceeds_the_budget() -> None:
+    core = ControlCore(sampler=StreamingTokenBudgetSampler(n_samples_per_prompt=2))
+    ask = by_tokens(core)
+    core.apply(tagged(1, 9), 0)
+    assert ask(0, 0, 1) is PARKED  # half a group
+    core.apply(put("p", 4, "x", block=2, tags=[{"total_lengths": n} for n in (9, 9, 9, 3)]), 0)
+    assert rows(Drained(core).by_request[1]) == [0]
+    assert [rows(ask(1, 0, 2)), rows(ask(1, 0, 3)), rows(ask(0, 1, 4))] == [[1], [1], [2]]
+    assert rows(ask(1, 1, 5)) == [3]
+    assert ask(1, 2, 6) is PARKED
+    core.apply(put("p", i64(4), "", last=True), 0)
+    assert rows(Drained(core).by_request[6]) == []  # the row left over went to the other rank, for good
+    assert rows(ask(0, 2, 7)) == [4]
+    assert counts(core)["tasks"]["t"]["consumed"] == 5
+    core.validate_state()
+
+
+def by_tokens(core: ControlCore) -> Any:
+    def ask(rank: int, batch: int, request: int, timeout_s: float = 9.0) -> Any:
+        command = fetch("p", "x", 0, timeout_s=timeout_s, token_budget=10, dp_size=2, dp_rank=rank, batch_index=batch)
+        return core.apply(command, 0, request=request)
+
+    return ask
 
 
 def test_without_a_budget_the_number_of_rows_must_be_given() -> None:
@@ -88,15 +104,25 @@ def test_groups_stay_whole_where_no_budget_is_named() -> None:
         core.apply(fetch("p", "x", 1), 0)
 
 
+class Tags:
+    def get_custom_meta(self, indexes: list[int]) -> dict[int, dict[str, Any]]:
+        return {index: {} for index in indexes}
+
+
 def test_the_sampler_goes_on_from_a_checkpoint() -> None:
     first, second = StreamingTokenBudgetSampler(2), StreamingTokenBudgetSampler(2)
     asked = {"partition_id": "p", "task_name": "t", "dp_rank": 0, "batch_index": 0, "token_budget": 2, "dp_size": 2}
-    assert first.sample([0, 1, 2, 3], 0, **asked) == ([0, 1], [0, 1])  # a row without total_lengths is a budget
+    # A row without total_lengths is a budget.
+    assert first.sample([0, 1, 2, 3], 0, **asked, partition=Tags()) == ([0], [0])
     second.load_checkpoint(first.save_checkpoint())
     for sampler in (first, second):
         assert sampler.has_cached_result("p", "t", asked)
-        assert sampler.sample([2, 3], 0, **{**asked, "dp_rank": 1}) == ([2, 3], [2, 3])
+        assert sampler.sample([1, 2, 3], 0, **{**asked, "dp_rank": 1}, partition=Tags()) == ([1], [1])
         sampler.clear_cache("p")
         assert not sampler.has_cached_result("p", "t", asked)
+        assert sampler.sample([1, 2, 3], 0, **asked, partition=Tags()) == ([1], [1])
+    for wrong, text in (({"dp_rank": None}, "dp_rank"), ({"dp_rank": 2}, "dp_rank"), ({}, "partition")):
+        with pytest.raises(ValueError, match=text):
+            first.sample([2, 3], 0, **{**asked, "batch_index": 5, **wrong})
     with pytest.raises(ValueError, match="balance_unit_multiplier"):
         StreamingTokenBudgetSampler(1, 0)
