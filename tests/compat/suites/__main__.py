@@ -3,7 +3,7 @@
 SNAPSHOT is a checkout that you have; nothing of it is changed. The interpreter (``--python``) needs what the client
 needs, and what this library needs. The release is fetched by pip into ``.tq/suites``. Each file runs in a process of
 its own, so that a file that hangs or kills its process costs its own outcomes only. Paths after SNAPSHOT choose among
-the client's tests and scripts.
+the client's tests, scripts and loops. ``PYTHONPATH`` may add what the client needs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.compat.suites.table import Outcomes, compare
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".tq" / "suites"
+DRIVERS = Path(__file__).parent / "drivers"
 BESIDE = ("pyzmq", "hydra-core", "antlr4-python3-runtime==4.9.3")
 """What 0.1.x imports and this library does not."""
 PYTEST = (
@@ -55,10 +56,17 @@ def ours() -> Path:
 
 
 def release(version: str, python: str) -> Path:
-    """A folder with that release of ``TransferQueue``."""
-    folder = CACHE / version
-    if not (folder / "transfer_queue").is_dir():
-        for package in (f"TransferQueue=={version}", *BESIDE):
+    """A folder with that release of ``TransferQueue``, or with the checkout of it or of a fork at that path."""
+    checkout = Path(version).resolve()
+    given = (checkout / "transfer_queue").is_dir()
+    folder = CACHE / (f"checkout-{checkout.name}" if given else version)
+    if given:
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / "transfer_queue"
+        link.unlink(missing_ok=True)
+        link.symlink_to(checkout / "transfer_queue")
+    if not (folder / "zmq").is_dir():
+        for package in (*(() if given else (f"TransferQueue=={version}",)), *BESIDE):
             command = [python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), package]
             subprocess.run(command, check=True)
     return folder
@@ -75,7 +83,8 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
             elif source.exists():
                 shutil.copy(source, folder / part)
         path = [str(library), *([str(snapshot)] if client.importable else [])]
-        environ = {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        path += [given] if (given := os.environ.get("PYTHONPATH")) else []
+        environ = {**ENVIRONMENT, **client.environ, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
         found: Outcomes = {}
         for test in test_files(client.tests, folder):
             report = folder / "report.xml"
@@ -87,6 +96,8 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
         for script in client.scripts:
             if (folder / script.split()[0]).exists():
                 found[script.split()[0]] = carry_out([python, *script.split()], folder, environ, timeout_s)
+        for loop in client.loops:
+            found[loop] = carry_out([python, str(DRIVERS / loop)], folder, environ, timeout_s)
     if not found:
         raise SystemExit(f"{snapshot} has none of {', '.join((*client.tests, *client.scripts))}")
     return found
@@ -125,12 +136,12 @@ def main() -> int:
     parser.add_argument("client", choices=sorted(CLIENTS))
     parser.add_argument("snapshot", type=Path, help="a checkout of the client")
     parser.add_argument("only", nargs="*", help="of the client's tests and scripts, those under these paths")
-    parser.add_argument("--release", default="0.1.11", help="of TransferQueue, to compare with")
+    parser.add_argument("--release", help="of TransferQueue, or the path of a checkout of it, to compare with")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has what the client needs")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of each file in each of the two runs")
     given = parser.parse_args()
     client, snapshot = CLIENTS[given.client].only(given.only), given.snapshot.resolve()
-    libraries = release(given.release, given.python), ours()
+    libraries = release(given.release or client.release, given.python), ours()
     outcomes = [run(client, snapshot, library, given.python, given.timeout) for library in libraries]
     text, differing = compare(*outcomes, reasons=client.reasons)
     print(text)

@@ -1,4 +1,4 @@
-"""Which tests of a client touch the queue, and where an outcome differs for a reason."""
+"""Which tests of a client touch the queue, the loops of ours around its classes, and why an outcome differs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ __all__ = ["CLIENTS", "Client"]
 class Client:
     """``copied``: folders and files that the tests need beside them. ``tests``: paths in the checkout, for pytest; a
     snapshot may lack some of them. ``scripts``: programs with their arguments; one that ends with status 0 passes.
-    ``importable``: the checkout itself is on the import path. ``reasons``: beginning of a test's id -> why its outcome
-    differs."""
+    ``loops``: programs in the folder ``drivers`` beside this file. ``importable``: the checkout itself is on the import
+    path. ``release``: of TransferQueue, that the client is written for. ``reasons``: beginning of a test's id -> why
+    its outcome differs."""
 
-    copied: tuple[str, ...]
-    tests: tuple[str, ...]
+    copied: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
     importable: bool = True
+    release: str = "0.1.11"
+    environ: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def only(self, paths: Sequence[str]) -> Client:
         """This client with the tests and scripts under ``paths``, all of them if there are none."""
         if not paths:
             return self
-        scripts = tuple(script for script in self.scripts if script.startswith(tuple(paths)))
-        return replace(self, tests=tuple(path for path in paths if not self._scripts_under(path)), scripts=scripts)
-
-    def _scripts_under(self, path: str) -> bool:
-        return any(script.startswith(path) for script in self.scripts)
+        scripts, loops = (
+            tuple(name for name in names if name.startswith(tuple(paths))) for names in (self.scripts, self.loops)
+        )
+        tests = tuple(path for path in paths if not any(name.startswith(path) for name in (*scripts, *loops)))
+        return replace(self, tests=tests, scripts=scripts, loops=loops)
 
 
 _PRIVATE = "looks at a private attribute of the sampler"
+_SEQLEN = {
+    "tests.test_samplers.TestSeqlenBalancedSampler::test_states_cache_populated_for_all_ranks": _PRIVATE,
+    "tests.test_samplers.TestSeqlenBalancedSampler::test_clear_cache": _PRIVATE,
+}
 _FILES = "looks at files of a checkpoint, which have names of their own here"
 _GLOBAL = "sets a private variable of the module"
 _CHECKPOINT = "tests.e2e.test_checkpoint_e2e.Test"
@@ -63,8 +71,7 @@ CLIENTS = {
         ),  # with the arguments of its own CI
         importable=False,
         reasons={
-            "tests.test_samplers.TestSeqlenBalancedSampler::test_states_cache_populated_for_all_ranks": _PRIVATE,
-            "tests.test_samplers.TestSeqlenBalancedSampler::test_clear_cache": _PRIVATE,
+            **_SEQLEN,
             f"{_CHECKPOINT}CheckpointRoundtrip::test_tensor_fields": _FILES,
             f"{_CHECKPOINT}IncludeStorageFalse::test_storage_saved_is_true": _FILES,
             f"{_CHECKPOINT}CheckpointErrors::test_load_raises_on_storage_unit_count_mismatch": _FILES,
@@ -85,9 +92,37 @@ CLIENTS = {
             "tests/utils/test_transferqueue_utils_on_cpu.py",
             "tests/utils/test_rl_insight_logger_on_cpu.py",
         ),
+        loops=("verl_loop.py",),
     ),
     "nemo-rl": Client(
         copied=("tests", "examples", "pyproject.toml"),
         tests=("tests/unit/data_plane",),
     ),
+    "relax": Client(
+        copied=("tests",),
+        tests=("tests/utils/test_tq_dataplane_behavior.py",),
+    ),
+    "relax-fork": Client(  # give its checkout as --release too: it is not on PyPI
+        copied=("tests",),
+        tests=("tests/test_samplers.py", "tests/test_metadata.py"),
+        importable=False,
+        reasons={
+            **_SEQLEN,
+            **{
+                f"tests.test_samplers.TestStreamingTokenBudgetSampler::{test}": _PRIVATE
+                for test in (
+                    "test_initialization_defaults",
+                    "test_eos_drains_all_across_rounds_within_budget",
+                    "test_tail_flush_assigns_all_to_buckets",
+                    "test_bucketed_samples_not_reassigned",
+                    "test_clear_cache",
+                )
+            },
+            "tests.test_samplers.TestStreamingTokenBudgetSampler::test_eos_waits_for_downstream_fields": (
+                "fills the inside of the old controller by hand"
+            ),
+        },
+    ),
+    "roll": Client(loops=("roll_loop.py",), release="0.1.6", environ={"TQ_LAYOUT": "dense"}),
+    "unirl": Client(loops=("unirl_loop.py",), release="0.1.5"),
 }
