@@ -103,7 +103,7 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
         super().load_checkpoint(state)
         self._dealt = {}
         for partition, task, rank, share in state.get("dealt", []):
-            self._dealt.setdefault((partition, task), {})[rank] = {row: tokens for row, tokens in share}
+            self._dealt.setdefault((partition, task), {})[rank] = dict(share)
 
 
 def _checked(params: dict[str, Any]) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from transfer_queue.compat.token_budget import StreamingTokenBudgetSampler
 from transfer_queue.control import PARKED, ControlCore
 from transfer_queue.control import commands as c
 from transfer_queue.errors import InvalidInputError, SamplerError
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, SequentialSampler, TokenBudgetSampler
+from transfer_queue.sampler import GRPOGroupNSampler, SequentialSampler, TokenBudgetSampler
 
 
 def tagged(count: int, *tokens: int, **more: Any) -> c.Commit:
