@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.compat.suites import __main__ as suites
 from tests.compat.suites.__main__ import read_report, run
-from tests.compat.suites.clients import Client
+from tests.compat.suites.clients import CLIENTS, Client
 from tests.compat.suites.table import compare
 
 
@@ -30,23 +33,40 @@ def test_only_what_passes_with_the_release_alone_and_has_no_reason_is_a_differen
     ]
 
 
-def test_a_file_that_kills_its_process_costs_its_own_outcomes_only(tmp_path: Path) -> None:
+def test_a_file_that_kills_its_process_costs_its_own_outcomes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         "tests/test_a.py": "import os\n\ndef test_it():\n    os._exit(0)\n",
         "tests/test_b.py": "import here\n\ndef test_it():\n    assert here.answer == 42\n",
         "good.py": "import sys, here\nassert sys.argv[1:] == ['--steps', '1']\n",
         "bad.py": "raise SystemExit(3)\n",
         "library/here.py": "answer = 42\n",
+        "drivers/loop.py": "import here, os\nassert os.environ['LAYOUT'] == 'dense'\n",
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    client = Client(copied=(".",), tests=("tests/test_b.py", "tests"), scripts=("good.py --steps 1", "bad.py"))
+    monkeypatch.setattr(suites, "DRIVERS", tmp_path / "drivers")
+    client = Client(
+        copied=("tests", "good.py", "bad.py"),
+        tests=("tests/test_b.py", "tests"),
+        scripts=("good.py --steps 1", "bad.py"),
+        loops=("loop.py",),
+        environ={"LAYOUT": "dense"},
+    )
     found = run(client, tmp_path, tmp_path / "library", sys.executable, 120.0)
     assert found == {
         "tests.test_b::test_it": "passed",
         "tests/test_a.py": "failed",
         "good.py": "passed",
         "bad.py": "failed",
+        "loop.py": "passed",
     }
-    assert list(run(client.only(["good"]), tmp_path, tmp_path / "library", sys.executable, 120.0)) == ["good.py"]
+    for only in ("good.py", "loop.py"):
+        assert list(run(client.only([only]), tmp_path, tmp_path / "library", sys.executable, 120.0)) == [only]
+
+
+def test_every_loop_is_there() -> None:
+    loops = {loop.split()[0] for client in CLIENTS.values() for loop in client.loops}
+    assert sorted(loops) == sorted(path.name for path in suites.DRIVERS.glob("*.py"))

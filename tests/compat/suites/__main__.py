@@ -97,7 +97,8 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
             if (folder / script.split()[0]).exists():
                 found[script.split()[0]] = carry_out([python, *script.split()], folder, environ, timeout_s)
         for loop in client.loops:
-            found[loop] = carry_out([python, str(DRIVERS / loop)], folder, environ, timeout_s)
+            name, *arguments = loop.split()
+            found[loop] = carry_out([python, str(DRIVERS / name), *arguments], folder, environ, timeout_s)
     if not found:
         raise SystemExit(f"{snapshot} has none of {', '.join((*client.tests, *client.scripts))}")
     return found

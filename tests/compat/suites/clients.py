@@ -12,9 +12,9 @@ __all__ = ["CLIENTS", "Client"]
 class Client:
     """``copied``: folders and files that the tests need beside them. ``tests``: paths in the checkout, for pytest; a
     snapshot may lack some of them. ``scripts``: programs with their arguments; one that ends with status 0 passes.
-    ``loops``: programs in the folder ``drivers`` beside this file. ``importable``: the checkout itself is on the import
-    path. ``release``: of TransferQueue, that the client is written for. ``reasons``: beginning of a test's id -> why
-    its outcome differs."""
+    ``loops``: programs in the folder ``drivers`` beside this file, with their arguments. ``importable``: the checkout
+    itself is on the import path. ``release``: of TransferQueue, that the client is written for. ``environ``: variables
+    of all runs. ``reasons``: beginning of a test's id -> why its outcome differs."""
 
     copied: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -97,6 +97,7 @@ CLIENTS = {
     "nemo-rl": Client(
         copied=("tests", "examples", "pyproject.toml"),
         tests=("tests/unit/data_plane",),
+        loops=("nemo_loop.py simple", "nemo_loop.py mooncake_cpu"),
     ),
     "relax": Client(
         copied=("tests",),
