@@ -1,4 +1,4 @@
-"""The environment of the peers: made once, in the user's cache folder, anew when ``bench/peers.txt`` changes."""
+"""The environment of the peers: made once, in the user's cache folder, and again when ``bench/peers.txt`` changes."""
 
 from __future__ import annotations
 

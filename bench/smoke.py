@@ -66,7 +66,7 @@ def check(run: Run, path: Path = RECORD) -> int:
     short = [name for name in SMOKE if _short(recorded, best, name)]
     if short:
         print(f"short of what was recorded: {', '.join(short)}", *failures, sep="\n")
-        print("If this version is meant to be slower, record anew: python -m bench --smoke --record")
+        print("If this version is meant to be slower, record it again: python -m bench --smoke --record")
     return 1 if short else 0
 
 

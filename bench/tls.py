@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from transfer_queue.config.security import PeerSecurity, ServerSecurity, TlsFiles
 from transfer_queue.launch.certificates import issue, new_authority, server_names
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.process import new_event_loop
 from transfer_queue.runtime.server import Server
 from transfer_queue.runtime.tls import Credentials, listen_context

@@ -30,7 +30,7 @@ LONGEST = ("kubernetes", "tests/rdma/test_rdma.py", "ray", "default ports")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--regenerate", action="store_true", help="write golden files anew instead of comparing with them")
+    parser.addoption("--regenerate", action="store_true", help="write golden files instead of comparing with them")
     reruns.add_options(parser)
 
 

@@ -57,7 +57,7 @@ class Workload:
     rows: tuple[Row, ...]
     repetitions: int = 5
     interleaved: bool = True
-    """False where the peers together need more memory than a small machine has: one after the other, started anew."""
+    """False where the peers together need more memory than a small machine has: one after the other, started again."""
     ours: str = "ours"
     """The peer that is this checkout."""
     rival: str = "upstream"

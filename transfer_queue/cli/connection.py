@@ -17,7 +17,8 @@ from transfer_queue.config.trouble import trouble_at
 from transfer_queue.control.commands import Command, ListPartitions, Value
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look

@@ -24,7 +24,8 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire.messages import (
     Announce,

@@ -22,7 +22,8 @@ from transfer_queue.config.quantity import Quantity
 from transfer_queue.config.security import PeerSecurity, ServerSecurity
 from transfer_queue.errors import ConfigError, RequestError
 from transfer_queue.runtime.block_server import BlockServer
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.memory import left_of_groups
 from transfer_queue.runtime.secret import new_secret
 from transfer_queue.runtime.tls import Credentials

@@ -14,10 +14,11 @@ from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_emp
 from transfer_queue.control.commands import Done
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError, StorageKeyNotFoundError
-from transfer_queue.runtime.connection import Buffer, Connection
+from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import UnitRegistry
+from transfer_queue.wire.frames import Buffer
 from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Resume
 
 __all__ = ["Checkpoints"]

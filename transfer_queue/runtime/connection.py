@@ -7,7 +7,6 @@ messages pass. The sender stops taking pieces while the socket is full, so nothi
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import sys
 from collections import deque
@@ -18,30 +17,24 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 import numpy as np
 
-from transfer_queue.config.attach import join_address, parse_address
-from transfer_queue.config.security import PeerSecurity
-from transfer_queue.errors import ConnectionLostError, InvalidInputError, TransferQueueError, WaitTimeoutError
-from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
+from transfer_queue.config.attach import join_address
+from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.wire.frames import (
     DEFAULT_LIMITS,
-    HELLO_BYTES,
+    Buffer,
     Incoming,
     Limits,
     MessageReader,
     MessageWriter,
     ProtocolError,
 )
-from transfer_queue.wire.messages import ENCODER, Challenge, Envelope, Failure, Hello, Kind, Welcome
+from transfer_queue.wire.messages import ENCODER, Envelope, Failure, Kind
 
 if TYPE_CHECKING:
     from transfer_queue.runtime.access import Principal
 
-__all__ = ["Buffer", "Connection", "Endpoint", "Keepalive", "connect", "fresh_buffer"]
+__all__ = ["Connection", "Endpoint", "Keepalive", "fresh_buffer"]
 
-Buffer = memoryview | bytes | bytearray
-_TRUSTED = Limits(header=(1 << 32) - 1)
-"""Of what a server answers: a list of millions of keys is an answer as good as any."""
-_PLAIN = Credentials(PeerSecurity())
 _PING: Envelope[Any] = Envelope(Kind.PING)
 _PIECE = 64 << 10
 """Of payload, encrypted at a time."""
@@ -538,75 +531,6 @@ def _pieces(frames: Sequence[Buffer]) -> Iterator[Buffer]:
         yield short
 
 
-def _check_hello(hello: Hello) -> None:
-    """Raises InvalidInputError for a Hello that a server does not read."""
-    nbytes = len(ENCODER.encode(Envelope(Kind.REQUEST, 1, 0, hello)))
-    if nbytes > HELLO_BYTES:
-        raise InvalidInputError(
-            f"the name of this client ({len(hello.client_id.encode())} bytes) and its token ({len(hello.token)} bytes) "
-            f"make a Hello of {nbytes} bytes, and a server reads at most {HELLO_BYTES}: use shorter ones"
-        )
-
-
 def fresh_buffer(nbytes: int) -> memoryview:
     """Uninitialised writable bytes."""
     return np.empty(nbytes, dtype=np.uint8).data
-
-
-async def connect(
-    address: str,
-    hello: Hello,
-    endpoint: Endpoint,
-    decoder: msgspec.msgpack.Decoder[Any],
-    keepalive: Keepalive,
-    *,
-    what: str,
-    timeout_s: float,
-    credentials: Credentials = _PLAIN,
-) -> Connection:
-    """Connect to ``host:port`` and shake hands; the reply is ``Connection.welcome``.
-
-    ``what``: the kind of server, for errors. Raises ConnectionLostError, WaitTimeoutError, or the server's refusal.
-    """
-    host, port = parse_address(address)
-    loop = asyncio.get_running_loop()
-
-    def make() -> Connection:
-        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}", limits=_TRUSTED)
-
-    try:
-        ssl = credentials.context()
-        secured: dict[str, Any] = {"ssl": ssl, "ssl_handshake_timeout": HANDSHAKE_S} if ssl else {}
-        if ssl and credentials.server_name:
-            secured["server_hostname"] = credentials.server_name
-        _, connection = await asyncio.wait_for(loop.create_connection(make, host, port, **secured), timeout_s)
-    except (TimeoutError, asyncio.TimeoutError):
-        raise ConnectionLostError(f"cannot reach the {what} at {address}: no answer within {timeout_s:g} s") from None
-    except UnicodeError:
-        raise ConnectionLostError(f"cannot reach the {what} at {address}: {host} is no name of a host") from None
-    except OSError as error:
-        if ssl and not isinstance(error, ConnectionRefusedError | socket.gaierror):
-            raise ConnectionLostError(explain_tls(error, what, address)) from None
-        reason = error.strerror or str(error)
-        raise ConnectionLostError(f"cannot reach the {what} at {address}: {reason}") from None
-    try:
-        hello = credentials.introduce(hello, address)
-        _check_hello(hello)
-        connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
-        if isinstance(connection.welcome, Challenge):
-            hello = credentials.prove(hello, connection.welcome, address)
-            connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
-        if not isinstance(connection.welcome, Welcome):
-            raise ConnectionLostError(f"the {what} at {address} does not answer as a server of TransferQueue does")
-        credentials.check(hello, connection.welcome, address)
-    except ConnectionLostError as error:
-        if not connection.closed:
-            connection.close()
-            raise  # the answer of what listens there
-        raise ConnectionLostError(explain_loss(error, ssl is not None)) from None
-    except (TransferQueueError, asyncio.CancelledError):
-        connection.close()
-        raise
-    if connection.closed:  # right behind the reply
-        raise connection.lost_error()
-    return connection

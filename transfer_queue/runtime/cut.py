@@ -24,8 +24,8 @@ import psutil
 
 from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import RequestError
-from transfer_queue.runtime.connection import Buffer
 from transfer_queue.runtime.memory import available_memory
+from transfer_queue.wire.frames import Buffer
 
 __all__ = ["cut", "is_large"]
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from transfer_queue.control.records import Record
 from transfer_queue.errors import JournalWriteError
 from transfer_queue.journal import Journal
-from transfer_queue.runtime.connection import Buffer
 from transfer_queue.runtime.entries import encode_batch
+from transfer_queue.wire.frames import Buffer
 
 __all__ = ["GroupCommit"]
 

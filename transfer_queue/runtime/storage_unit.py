@@ -22,7 +22,8 @@ from transfer_queue.control.directory import Shard, shard_of_block
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError
 from transfer_queue.runtime.access import GuardedStore, Tickets
 from transfer_queue.runtime.block_server import BlockServer
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.memory import arena_bytes
 from transfer_queue.runtime.metrics import unit_registry

@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_LIMITS",
     "HELLO_BYTES",
     "STRANGER_LIMITS",
+    "Buffer",
     "Incoming",
     "Limits",
     "MessageReader",

@@ -321,7 +321,7 @@ def _missed(surroundings: Surroundings) -> Iterator[Finding]:
             continue
         name = pod["metadata"]["name"]
         text = f"{name} asks for the queue {pod['metadata']['labels'][INJECT_LABEL]} and was made without it"
-        yield fail("missed pods", text, "delete it once the webhook answers; its owner makes it anew")
+        yield fail("missed pods", text, "delete it once the webhook answers; its owner creates it again")
 
 
 def _conditions(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
@@ -357,7 +357,7 @@ def _pods(surroundings: Surroundings, document: Manifest) -> Iterator[Finding]:
             yield fail("pods", f"{part_of(pod)}: {problem.message}", _fix(problem.reason))
         elif pod.get("status", {}).get("phase") == "Failed":
             text = f"{name} failed: {pod['status'].get('reason', '')} {pod['status'].get('message', '')}".strip()
-            yield fail("pods", text, "delete it; its owner makes it anew")
+            yield fail("pods", text, "delete it; its owner creates it again")
         elif count := restarts(pod):
             last = next(
                 (

@@ -28,7 +28,7 @@ __all__ = ["Line", "Range", "follow", "merged", "parse_duration"]
 _LOOK_S = 2.0
 _AGAIN_S = 1.0
 _TIMEOUT = (5.0, 3600.0)
-"""Seconds to connect, and without a line until the connection is made anew."""
+"""Seconds to connect, and without a line until the client reconnects."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Moment = tuple[float, int]
 """Seconds since 1970, and the digits after the second."""
@@ -113,7 +113,7 @@ def follow(
 def _follow_one(
     access: Access, source: _Source, wanted: Range, put: Callable[[Line], None], unread: Callable[[str, str], None]
 ) -> None:
-    """Until the container ends; a lost connection is made anew and goes on behind the last line."""
+    """Until the container ends; it reconnects after a loss and continues after the last line."""
     core: Any = client.CoreV1Api(access.api())
     last = (0.0, 0)
     while True:
@@ -143,7 +143,7 @@ def _follow_one(
                 unread(source.name, str(error.reason))
             return
         except (HTTPError, OSError) as error:
-            unread(source.name, f"{error}; connecting anew")
+            unread(source.name, f"{error}; reconnecting")
             time.sleep(_AGAIN_S)
             wanted = Range(since=int(time.time() - last[0]) + 2) if last[0] else wanted
         else:

@@ -69,7 +69,7 @@ def execute(access: Access, pod: str, container: str, command: Sequence[str], he
 class Forwarder:
     """A port of this machine whose connections reach a port of a pod, as long as the block lasts.
 
-    ``find_pod`` names the pod for each connection anew, so that the port outlives the pod. ``failure`` says why the
+    ``find_pod`` names the pod of each connection, so that the port outlives the pod. ``failure`` says why the
     last connection could not be made; empty if it could. ``failed`` is told each of these.
     """
 

@@ -1,7 +1,7 @@
 """What a queue with ``rdma.claim`` asks of dynamic resource allocation: templates, of which each pod gets a claim.
 
 A template cannot be changed. So its name has a hash of what it says, and another device class is another template, with
-which the storage pods start anew.
+which the storage pods start again.
 """
 
 from __future__ import annotations

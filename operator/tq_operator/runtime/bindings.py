@@ -81,7 +81,7 @@ class Attachments:
             "status": "False",
             "reason": "NotInjected",
             "message": "The pod asks for a TransferQueue but was made while no operator answered admission "
-            "(webhook.failurePolicy Ignore), so it runs without; delete it, and its owner makes it anew.",
+            "(webhook.failurePolicy Ignore), so it runs without; delete it, and its owner creates it again.",
             "lastTransitionTime": pod["metadata"]["creationTimestamp"],
         }
         told = {**pod, "apiVersion": "v1", "kind": "Pod"}

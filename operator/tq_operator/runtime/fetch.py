@@ -34,7 +34,7 @@ def fetch(url: str, timeout: float = _TIMEOUT_S) -> tuple[int, bytes]:
         with contextlib.suppress(OSError):  # the other side was faster
             connected.shutdown(socket.SHUT_RDWR)
 
-    # The timeout of the socket begins anew with each byte.
+    # Each byte restarts the timeout of the socket.
     timer = threading.Timer(timeout, end)
     timer.start()
     try:

@@ -95,7 +95,7 @@ class Reconciler:
         self.work.add(key)
 
     def list_soon(self) -> None:
-        """List children and pods: their watch began anew, and what was deleted before that is not told."""
+        """List children and pods: their watch restarted, and deletions before that are not reported."""
         if self._listing is None:
             self._listing = asyncio.get_running_loop().call_later(_LIST_S, self._list.set)
 
@@ -327,7 +327,7 @@ class Reconciler:
         self.metrics.writes.labels("status").inc()
 
     def _tell(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
-        """Events of what the status says anew."""
+        """Emit events for the changes of the status."""
         metadata = document["metadata"]
         for condition in status["conditions"]:
             if not worth_an_event(condition, previous):

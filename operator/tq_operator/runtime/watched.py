@@ -53,7 +53,7 @@ class Watched:
         """Whether everything is known, so that it can be read here."""
 
     def expire(self) -> None:
-        """Do not use what is known until it was listed anew."""
+        """Do not use the known objects until the next listing."""
         with self._lock:
             self._expired += 1
             self.complete = False

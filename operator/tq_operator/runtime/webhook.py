@@ -146,7 +146,7 @@ def webhook_application(
             )
         if "deletionTimestamp" in document["metadata"]:
             return deny(
-                review, f"TransferQueue {namespace}/{name} is being deleted; create it anew before its pods", 409
+                review, f"TransferQueue {namespace}/{name} is being deleted; create it again before its pods", 409
             )
         try:
             return mutate_pod(review, queue_from(document, default_tls))

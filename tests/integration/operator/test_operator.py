@@ -411,7 +411,7 @@ def test_a_pod_that_was_missed_is_found_and_told_about(operator: Operator) -> No
         return [item["note"] for item in found if item["reason"] == "NotInjected"]
 
     (note,) = wait_until(told, "the pod is told about")
-    assert "delete it, and its owner makes it anew" in note
+    assert "delete it, and its owner creates it again" in note
     plane.kubectl("delete", "pod", "missed", "-n", "tq-system", "--force")
 
 

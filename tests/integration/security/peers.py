@@ -12,7 +12,8 @@ from tests.integration.security.servers import Servers
 from tests.integration.stack import Stack
 from transfer_queue.config.document import validate_document
 from transfer_queue.config.security import PeerSecurity
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import UnitInfo
 from transfer_queue.wire import messages as wire

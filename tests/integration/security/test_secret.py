@@ -30,7 +30,8 @@ from transfer_queue.config.security import PeerSecurity, ServerSecurity
 from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidTypeError, NotAuthorizedError
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.runtime.access import Access
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.secret import new_secret
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.wire import messages as wire

@@ -1,4 +1,4 @@
-"""Plays testdata/*.txt. ``TQ_REWRITE_TRANSCRIPTS=1 pytest …`` writes their output anew: read the diff."""
+"""Plays testdata/*.txt. ``TQ_REWRITE_TRANSCRIPTS=1 pytest …`` writes their output again: read the diff."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = ["play"]
 
 
 def play(text: str) -> str:
-    """The transcript with all output made anew."""
+    """The transcript with all output replaced."""
     session = _Session()
     out: list[str] = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Golden files: ``pytest tests/unit/operator --regenerate`` writes them anew, for review with git diff."""
+"""Golden files: ``pytest tests/unit/operator --regenerate`` writes them again, for review with git diff."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from transfer_queue.errors import ConnectionLostError
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.wire.messages import Announce, ControllerRequest, Envelope, Hello
 
 DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])

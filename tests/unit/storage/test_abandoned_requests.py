@@ -17,7 +17,8 @@ import pytest
 from tests.waiting import until
 from transfer_queue.errors import CapacityError, ConnectionLostError, RequestError
 from transfer_queue.runtime.block_server import BlockServer
-from transfer_queue.runtime.connection import Connection, Keepalive, connect
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.storage.base import BackendContext, BlockRead, StoreContext, UnitInfo
 from transfer_queue.storage.conformance.blocks import block_of_bytes
 from transfer_queue.storage.ledger import Ledger
