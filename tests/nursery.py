@@ -1,12 +1,12 @@
 """The process that tests/preloaded.py forks: ``python -m tests.nursery FILE_DESCRIPTOR MODULE …``.
 
-It imports what Python programs of tests share, and never anything of the product, and ends with its caller. A forked
-process leaves ``serve`` with its request, becomes that program, and ends as any interpreter does, through its exit
-handlers.
+It imports what programs of tests share and ends with its caller. A forked process leaves ``serve`` with its request,
+becomes that program, and ends as any interpreter does, through its exit handlers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import io
@@ -19,6 +19,8 @@ import types
 import warnings
 
 OWN_PATHS = sys.path[1:]
+PROGRAMS = ("transfer_queue.runtime.controller", "transfer_queue.runtime.storage_unit")
+MOST_FILES = 32
 
 
 def load(modules: list[str]) -> None:
@@ -26,6 +28,8 @@ def load(modules: list[str]) -> None:
         warnings.simplefilter("ignore")
         for module in modules:
             importlib.import_module(module)
+            if module in PROGRAMS:
+                del sys.modules[module]  # it is run as __main__, what it imports stays
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"an import has started {threads - 1} threads, which a fork would lose"
     gc.freeze()  # else each forked process walks over all of it when it ends, and copies its pages: a second of CPU
@@ -34,7 +38,7 @@ def load(modules: list[str]) -> None:
 def serve(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
     """Fork for each request; returns in the forked process only, and exits with the last caller."""
     while True:
-        head, files, _, _ = socket.recv_fds(connection, 4, 3)
+        head, files, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
         if not head:
             os._exit(0)
         size, content = int.from_bytes(head, "big"), b""
@@ -62,7 +66,10 @@ def serve(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
 def become(request: dict, files: list[int]) -> tuple[str, str]:  # type: ignore[type-arg]
     """Take files, folder, environment, path and arguments of the program; returns what it runs: "-c" or "-m" and code
     or module, or "" and the path of a script."""
-    for number, file in enumerate(files):
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(request["files"], moved, strict=True):
         os.dup2(file, number)
         os.close(file)
     os.chdir(request["cwd"])

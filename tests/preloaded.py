@@ -3,7 +3,7 @@
 ``Popen`` and ``run`` take the arguments of their namesakes in ``subprocess`` for a command
 ``[sys.executable, "-c" CODE | "-m" MODULE | SCRIPT, …]``. The process is a child of the caller as any other: it has its
 own pid, pipes, environment and working directory, and can be stopped and killed. Nothing of the product is loaded
-before it starts. ``/proc/PID`` shows the environment and the command line of what it was forked from. A test of these,
+before it starts, but for the modules of its own servers. ``/proc/PID`` shows the environment and the command line of what it was forked from. A test of these,
 of what an import does, or of a process's own memory starts a new interpreter with ``subprocess`` instead.
 
 A *nursery* makes them: one process of each process of tests, which has imported what they share and has one thread.
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from multiprocessing import util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ class Popen(subprocess.Popen[Any]):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         environ = dict(os.environ if env is None else env)
-        request = {"argv": words[1:], "environ": environ, "cwd": str(cwd or os.getcwd())}
+        request = {"argv": words[1:], "environ": environ, "cwd": str(cwd or os.getcwd()), "files": [0, 1, 2]}
         files = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
         try:
             self.pid = self._nursery.fork(request, files)
@@ -107,9 +108,9 @@ class Popen(subprocess.Popen[Any]):
 
 
 class ServerPopen(Popen):
-    """The same for a server of the product: it has neither torch nor tensordict."""
+    """The same for a server of the product: it has neither torch nor tensordict, but what the servers import."""
 
-    _nursery = _Nursery(*_OF_SERVERS)
+    _nursery = _Nursery(*_OF_SERVERS, "transfer_queue.runtime.controller", "transfer_queue.runtime.storage_unit")
 
 
 @contextlib.contextmanager
@@ -117,6 +118,23 @@ def servers() -> Iterator[None]:
     """Servers that the product starts in this process meanwhile are forked as well."""
     forked = SimpleNamespace(**{**vars(subprocess), "Popen": ServerPopen})
     with mock.patch.object(process, "subprocess", forked):
+        yield
+
+
+@contextlib.contextmanager
+def spawns() -> Iterator[None]:
+    """Processes that ``multiprocessing`` spawns from this one meanwhile are forked as a ``Popen`` is."""
+    spawn = util.spawnv_passfds
+
+    def fork(path: Any, args: Sequence[Any], files: Sequence[int]) -> int:
+        if not AVAILABLE or os.fsdecode(args[1]) != "-c":
+            return int(spawn(path, args, files))
+        numbers = [0, 1, 2, *files]
+        words = [os.fsdecode(word) for word in args[1:]]
+        request = {"argv": words, "environ": dict(os.environ), "cwd": os.getcwd(), "files": numbers}
+        return Popen._nursery.fork(request, numbers)
+
+    with mock.patch.object(util, "spawnv_passfds", fork):
         yield
 
 

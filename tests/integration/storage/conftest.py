@@ -42,6 +42,8 @@ def run_conformance(tmp_path: Path) -> Run:
             "-p",
             f"{SUITE}.plugin",
             "-p",
+            "tests.integration.storage.forked",
+            "-p",
             "no:cacheprovider",
             "-v",
             "--tb=short",
