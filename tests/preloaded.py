@@ -3,8 +3,9 @@
 ``Popen`` and ``run`` take the arguments of their namesakes in ``subprocess`` for a command
 ``[sys.executable, "-c" CODE | "-m" MODULE | SCRIPT, …]``. The process is a child of the caller as any other: it has its
 own pid, pipes, environment and working directory, and can be stopped and killed. Nothing of the product is loaded
-before it starts, but for the modules of its own servers. ``/proc/PID`` shows the environment and the command line of what it was forked from. A test of these,
-of what an import does, or of a process's own memory starts a new interpreter with ``subprocess`` instead.
+before it starts, but for the modules of its own servers. ``/proc/PID`` shows the environment and the command line of
+what it was forked from. A test of these, of what an import does, or of a process's own memory starts a new interpreter
+with ``subprocess`` instead.
 
 A *nursery* makes them: one process of each process of tests, which has imported what they share and has one thread.
 """

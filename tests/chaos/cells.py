@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.chaos.load import Load
 from tests.chaos.proxy import Proxy
 from tests.integration.stack import ROOT, Process, Stack
@@ -141,7 +142,7 @@ def _victim(arena: Arena) -> tuple[subprocess.Popen[str], set[int]]:
     """A consumer that has not acknowledged the rows it has taken, and their indexes."""
     command = [sys.executable, "-c", _VICTIM, arena.link.address, arena.load.partition, str(_VICTIM_LEASE_S)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    victim = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    victim = preloaded.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
     assert victim.stdout is not None
     return victim, {int(index) for index in victim.stdout.readline().split()}
 

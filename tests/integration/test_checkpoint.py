@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.queue_command import QueueCommand
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
@@ -232,7 +233,7 @@ def test_killed_during_a_save_the_previous_checkpoint_stays_valid(
         used = stack.used()
         for _ in range(3):
             command = [sys.executable, "-m", "tests.integration.checkpoint_saver", stack.address, str(saved)]
-            with subprocess.Popen(
+            with preloaded.Popen(
                 command, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
             ) as saver:
                 assert saver.stdout is not None

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.queue_command import free_ports
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.integration.test_checkpoint import content, fill
@@ -101,7 +102,7 @@ def test_a_killed_save_leaves_the_previous_checkpoint(store: fsspec.AbstractFile
         fill()
         before = content()
         for kill_after_s in (0.0, 0.05, 0.15):
-            process = subprocess.Popen(
+            process = preloaded.Popen(
                 [sys.executable, saver, stack.address, URL],
                 stdout=subprocess.PIPE,
                 text=True,

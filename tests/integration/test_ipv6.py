@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import preloaded
 from tests.integration.mooncake.conftest import FREE_PORTS, settings_of
 from tests.integration.stack import ROOT, Stack, running_stack
 from transfer_queue.storage.mooncake.master import MasterProcess
@@ -31,7 +31,7 @@ def put_and_get(stack: Stack) -> None:
     """In a process of its own: Mooncake's engine decides for one family when it is loaded."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, stack.address]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = preloaded.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == f"{sum(range(200000))}\n", done.stderr[-3000:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from tests.integration.stack import Stack
+from tests import preloaded
+from tests.integration.stack import ROOT, Stack
 from tests.waiting import until, wait_until
 from transfer_queue.control.commands import RenewLock, Snapshot
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -51,7 +53,8 @@ else:
 @contextmanager
 def worker(queue: Stack, partition: str, what: str, count: int = 0) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WORKER, queue.address, partition, what, str(count)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = preloaded.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -367,5 +370,6 @@ with tq.kv_global_lock("k", sys.argv[2], timeout=60) as lock:
 
 def test_a_forked_child_that_leaves_the_block_gives_nothing_back(queue: Stack) -> None:
     command = [sys.executable, "-c", FORK, queue.address, f"p-{uuid.uuid4().hex}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = preloaded.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.queue_command import QueueCommand
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.integration.user_samplers import Failing, Highest, NewestFirst, Unruly
@@ -176,7 +176,7 @@ if __name__ == "__main__":
 def test_init_takes_a_sampler_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environ = {name: value for name, value in os.environ.items() if name != "TQ_CONTROLLER_ADDRESS"}
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, str(tmp_path / "script.py")],
         env={**environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.queue_command import QueueCommand
 from tests.waiting import wait_until
 from transfer_queue.config.attach import AttachConfig
@@ -152,7 +153,7 @@ def test_detached_it_is_listed_and_taken_down(simple: QueueCommand) -> None:
         1,
         "error: queue test is already running here; stop it with: tq down test",
     )
-    alone = subprocess.run(
+    alone = preloaded.run(
         [sys.executable, "-c", "import transfer_queue as tq; tq.init()"],
         env=simple.environ,
         capture_output=True,

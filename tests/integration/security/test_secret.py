@@ -16,6 +16,7 @@ import pytest
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.security.peers import _CONTROLLER, _Endpoint
 from tests.integration.stack import ROOT, Stack
 from transfer_queue.client.options import ClientOptions
@@ -72,7 +73,7 @@ def run_elsewhere(code: str, **environ: str) -> subprocess.CompletedProcess[str]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
     command = [sys.executable, "-c", code]
     env = {**clean, "PYTHONPATH": str(ROOT), **environ}
-    return subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    return preloaded.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
 
 
 def test_a_process_without_the_secret_is_refused_by_controller_and_unit(started: Any, attach_file: Path) -> None:

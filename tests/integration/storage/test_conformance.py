@@ -26,7 +26,9 @@ def test_backend_conforms(run_conformance: Run, redis_package: Path, backend: st
 
 
 def test_ray_conforms_with_blocks_that_go_by_our_tensor_transport(run_conformance: Run) -> None:
-    assert_all_passed(run_conformance("ray", settings='{"transport": "transferqueue"}'))
+    """Its other way of bytes; what happens to controllers is the same as without it."""
+    files = ("test_blocks", "test_queue")
+    assert_all_passed(run_conformance("ray", settings='{"transport": "transferqueue"}', files=files), files)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])

@@ -155,12 +155,13 @@ def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, t
             for lease in (0.1, math.inf):
                 meta = client.get_meta(["x"], 4, partition, task_name="train", lease=lease, timeout=60)
                 assert {int(row.unique()) for row in client.get_data(meta)["x"]} == {number}
-            mark_end(partition)
-            dataset = StreamingDataset(None, 2, 2, ["x"], partition, task_name="other", dp_rank=0)
-            batches = list(
-                StreamingDataLoader(dataset, num_workers=1, collate_fn=_first_values, multiprocessing_context="spawn")
-            )
-            assert batches == [[number] * 2] * 2
+        last = SHARDS - 1  # a worker process reads from another controller than the first
+        mark_end(partitions[last])
+        dataset = StreamingDataset(None, 2, 2, ["x"], partitions[last], task_name="other", dp_rank=0)
+        batches = list(
+            StreamingDataLoader(dataset, num_workers=1, collate_fn=_first_values, multiprocessing_context="spawn")
+        )
+        assert batches == [[last] * 2] * 2
 
         del views
         for partition in partitions:
