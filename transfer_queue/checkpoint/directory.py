@@ -200,11 +200,15 @@ class LocalDirectory(CheckpointDirectory):
         return False
 
     def remove(self, folder: str) -> None:
+        """A link stays, and so does what it leads to: the folder of another checkpoint."""
         with contextlib.suppress(OSError):
-            for path in (self._path / folder).iterdir():
-                if _is_written(path.name):
-                    path.unlink()
-            (self._path / folder / _MARKER).unlink(missing_ok=True)
+            descriptor = os.open(self._path / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.listdir(descriptor)
+                for name in [*filter(_is_written, found), *(name for name in found if name == _MARKER)]:
+                    os.unlink(name, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
             (self._path / folder).rmdir()
 
     def folders(self) -> list[str]:
@@ -293,13 +297,15 @@ class ObjectStoreDirectory(CheckpointDirectory):
         with _store_errors():
             return any(_DATA_FOLDER.search(path) for path in self._files.ls(self._root, detail=False))
 
-    def _is_abandoned(self, folder: str) -> bool:
+    def _is_own(self, folder: str) -> bool:
         match = _DATA_FOLDER.fullmatch(folder)
-        marker = f"{folder}/{_MARKER}"
-        if match is None:
-            return False
+        with contextlib.suppress(OSError):
+            return match is not None and self.read(f"{folder}/{_MARKER}") == match[1].encode()
+        return False
+
+    def _is_abandoned(self, folder: str) -> bool:
         with contextlib.suppress(OSError, NotImplementedError):
-            return self.read(marker) == match[1].encode() and time.time() - self.modified(marker) > _ABANDONED_S
+            return self._is_own(folder) and time.time() - self.modified(f"{folder}/{_MARKER}") > _ABANDONED_S
         return False
 
     def remove(self, folder: str) -> None:
@@ -319,9 +325,8 @@ class ObjectStoreDirectory(CheckpointDirectory):
     def erase(self) -> None:
         with contextlib.suppress(FileNotFoundError), _store_errors():
             self._files.rm_file(self._at(MANIFEST))
-        for folder in self.folders():
-            if _DATA_FOLDER.fullmatch(folder):
-                self.remove(folder)
+        for folder in filter(self._is_own, self.folders()):
+            self.remove(folder)
         with contextlib.suppress(FileNotFoundError), _store_errors():
             self._files.rm_file(self._at(SERIES))
 
