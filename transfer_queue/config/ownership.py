@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transfer_queue.errors import StartError
 
-__all__ = ["check_file", "is_own", "open_own", "private_folder"]
+__all__ = ["check_file", "is_own", "open_checked", "open_own", "private_folder"]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -47,15 +47,32 @@ def _check_folder(path: Path, fix: str) -> None:
 
 def check_file(descriptor: int, path: Path) -> None:
     """Raises StartError if an open file is not regular, or if another user may have made it: this user does not own it,
-    and its folder is world-writable."""
+    and its folder is world-writable or belongs to another user than root."""
     found, folder = os.fstat(descriptor), path.parent.stat()
     if not stat.S_ISREG(found.st_mode):
         raise StartError(f"{path} is not a regular file; remove it or choose another folder")
-    if found.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
+    shared = folder.st_mode & stat.S_IWOTH or folder.st_uid not in (0, os.geteuid())
+    if found.st_uid != os.geteuid() and shared:
         raise StartError(
             f"{path} belongs to user {found.st_uid}, who could read and change it; have it removed, or choose a folder "
             "of your own"
         )
+
+
+def open_checked(path: Path) -> int:
+    """Open a file for reading. Raises StartError for a link and as `check_file`, and OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StartError(f"{path} is a link; remove it or choose another folder") from None
+        raise
+    try:
+        check_file(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def is_own(path: Path, magic: bytes) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, NamedTuple
 
+from transfer_queue.config.ownership import open_checked
 from transfer_queue.errors import CorruptJournalError
 
 Buffer = bytes | bytearray | memoryview
@@ -115,8 +116,9 @@ class SegmentReader:
         self.end = 0
 
     def batches(self) -> Iterator[bytes]:
-        """Raises CorruptJournalError naming file and byte for anything that a cut-short append cannot explain."""
-        with self.path.open("rb") as file:
+        """Raises CorruptJournalError naming file and byte for anything that a cut-short append cannot explain, and
+        StartError for a file that another user may have left."""
+        with open(open_checked(self.path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             self.header = read_header(file, self.path, self.kind)
             if self.header is None:

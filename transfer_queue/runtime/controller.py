@@ -45,7 +45,7 @@ from transfer_queue.runtime.entries import KeptReply, SessionClosed, SessionOpen
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import LongAnswers
-from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.metrics import controller_metrics
 from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
@@ -553,9 +553,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event, path: str | None 
     if path is not None:
         controller.newest = ReloadingFile([path], lambda: load_document(ControllerConfig, path)).get
     pages = make_pages(controller)
-    status = StatusServer(
-        controller_registry(controller), controller.missing, pages, controller.long_answers.count_lost
-    )
+    status = StatusServer(controller_metrics(controller), controller.missing, pages, controller.long_answers.count_lost)
     keeping: JournalRecovery | None = None
     try:
         if config.durability != "none":

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from time import monotonic
 from typing import cast
 from urllib.parse import parse_qsl
-
-from prometheus_client import CollectorRegistry, generate_latest
 
 from transfer_queue.config.attach import join_address
 from transfer_queue.errors import StartError
 from transfer_queue.runtime.gate import Gate, Refusals, Stranger
+from transfer_queue.runtime.long_answers import Slices
+from transfer_queue.runtime.metrics import Metrics
 from transfer_queue.runtime.server import advertised_host
 from transfer_queue.web import CONTENT_POLICY
 
@@ -27,6 +28,9 @@ _HEAD_BYTES, _HEAD_S = 8 << 10, 5.0
 """Of a request."""
 _ANSWER_S = 30.0
 """Time limit of a connection, including the transfer of its answer."""
+_UNREAD_BYTES = 16 << 20
+"""Most bytes of answers that peers have not read yet, unless one answer alone is longer. Beyond it the oldest answer
+ends, so that slow peers neither fill the memory nor keep others away."""
 _PIECE = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
 _HEADERS = (
@@ -36,21 +40,26 @@ _HEADERS = (
 
 
 class StatusServer:
-    """``ready()`` returns an empty string if this process is ready, otherwise what is missing. ``pages``: pages by
-    path. ``before_scrape`` computes slow metrics before a scrape."""
+    """``metrics`` are served at /metrics, after ``before_scrape`` has computed what is slow. ``ready()`` returns an
+    empty string if this process is ready, otherwise what is missing. ``pages``: pages by path."""
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        metrics: Metrics,
         ready: Callable[[], str],
         pages: Mapping[str, Page] | None = None,
         before_scrape: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._registry = registry
+        self._metrics = metrics
         self._ready = ready
         self._pages = dict(pages or {})
         self._before_scrape = before_scrape
         self._gate: Gate | None = None
+        self._unread: dict[_Exchange, int] = {}
+        """Bytes of the answers that are under way, the oldest first."""
+        self._scraping = asyncio.Lock()
+        self._scraped: tuple[float, list[bytes]] = (0.0, [])
+        """When the latest scrape began, and its answer."""
         self.address = ""
 
     async def listen(self, host: str, port: int, advertise: str | None) -> None:
@@ -82,6 +91,7 @@ class StatusServer:
         except (asyncio.TimeoutError, TimeoutError, OSError):
             pass  # the scraper went away or does not speak HTTP
         finally:
+            self._unread.pop(exchange, None)
             exchange.close()
             if self._gate is not None:
                 self._gate.leave(stranger)
@@ -90,6 +100,7 @@ class StatusServer:
         head = await asyncio.wait_for(exchange.head(), _HEAD_S)
         request_line = head.split(b"\r\n", 1)[0].split()
         status, content_type, parts = await self._answer(request_line)
+        self._make_room(exchange, sum(map(len, parts)))
         await exchange.write(
             f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {sum(map(len, parts))}\r\n"
             f"{_HEADERS}Connection: close\r\n\r\n".encode()
@@ -100,14 +111,33 @@ class StatusServer:
                 await asyncio.sleep(0)
         await exchange.flush()
 
+    async def _scrape(self) -> list[bytes]:
+        """One scrape at a time, a little at a time. All who ask during a scrape share the next one."""
+        asked = monotonic()
+        async with self._scraping:
+            if self._scraped[0] < asked:
+                began = monotonic()
+                if self._before_scrape is not None:
+                    await self._before_scrape()
+                self._scraped = began, await Slices().collect(self._metrics.text())
+            return self._scraped[1]
+
+    def _make_room(self, exchange: _Exchange, nbytes: int) -> None:
+        """Count an answer, and end older ones that are too many with it."""
+        left = _UNREAD_BYTES - nbytes
+        for oldest in list(self._unread):
+            if sum(self._unread.values()) <= left:
+                break
+            del self._unread[oldest]
+            oldest.close()
+        self._unread[exchange] = nbytes
+
     async def _answer(self, request_line: list[bytes]) -> tuple[str, str, list[bytes]]:
         if len(request_line) != 3 or request_line[0] not in (b"GET", b"HEAD"):
             return "405 Method Not Allowed", _TEXT, [b"only GET\n"]
         path, _, query = request_line[1].partition(b"?")
         if path == b"/metrics":
-            if self._before_scrape is not None:
-                await self._before_scrape()
-            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", [generate_latest(self._registry)]
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", await self._scrape()
         if path == b"/healthz":
             return "200 OK", _TEXT, [b"ok\n"]
         if path == b"/readyz":

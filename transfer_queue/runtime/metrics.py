@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from transfer_queue.control.queries import count_rows, subscriptions_of
 from transfer_queue.runtime.counters import RequestCounters
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from transfer_queue.runtime.server import Server
     from transfer_queue.wire.messages import UnitStats
 
-__all__ = ["CATALOG", "MOST_PARTITIONS", "MOST_TASKS", "MetricInfo", "controller_registry", "unit_registry"]
+__all__ = ["CATALOG", "MOST_PARTITIONS", "MOST_TASKS", "MetricInfo", "Metrics", "controller_metrics", "unit_metrics"]
 
 MOST_PARTITIONS = 50
 """Partitions, the newest ones, that have series of their own; jobs make a partition a step."""
 MOST_TASKS = 100
 """Tasks of such a partition, the newest ones, that have series of their own."""
+_SAMPLES = 100
+"""Rendered at a time."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,46 @@ CATALOG: dict[str, MetricInfo] = {
 }
 
 
-class _Scrape(Collector):
+class Metrics:
+    """All metrics of a server. ``fill`` adds them to a scrape, and yields where others may have their turn."""
+
+    def __init__(self, fill: Callable[[_Scrape], Iterator[None]]) -> None:
+        self._fill = fill
+        self._process = ProcessCollector(registry=None) if sys.platform == "linux" else None
+
+    def text(self) -> Iterator[bytes]:
+        """The answer to a scrape in parts, each made in about a millisecond. Some are empty."""
+        scrape = _Scrape()
+        for _ in self._fill(scrape):
+            yield b""
+        for family in [*scrape.families(), *(self._process.collect() if self._process else ())]:
+            yield from _rendered(family)
+
+
+class _Some(Collector):
+    """Some samples of a family."""
+
+    def __init__(self, family: Metric, samples: list[Sample]) -> None:
+        self._part = Metric(family.name, family.documentation, family.type, family.unit)
+        self._part.samples = samples
+
+    def collect(self) -> list[Metric]:
+        return [self._part]
+
+
+def _rendered(family: Metric) -> Iterator[bytes]:
+    """The text of a family; parts after the first one without its two lines of comment."""
+    for start in range(0, len(family.samples), _SAMPLES):
+        part = CollectorRegistry(auto_describe=False)
+        part.register(_Some(family, family.samples[start : start + _SAMPLES]))
+        text = generate_latest(part)
+        yield text if start == 0 else text.split(b"\n", 2)[2]
+
+
+class _Scrape:
     """Collects families by their names in the catalog."""
 
-    def __init__(self, fill: Callable[[_Scrape], None]) -> None:
-        self._fill = fill
+    def __init__(self) -> None:
         self._families: dict[str, GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily] = {}
 
     def add(self, name: str, value: float, *labels: str) -> None:
@@ -156,10 +194,8 @@ class _Scrape(Collector):
         for reason, count in server.refusals.counts.items():
             self.add("tq_connections_refused", count, reason)
 
-    def collect(self) -> Iterator[Metric]:
-        self._families = {}
-        self._fill(self)
-        yield from self._families.values()
+    def families(self) -> list[Metric]:
+        return list(self._families.values())
 
     def _family(self, name: str) -> GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily:
         family = self._families.get(name)
@@ -168,10 +204,10 @@ class _Scrape(Collector):
         return family
 
 
-def controller_registry(controller: Controller) -> CollectorRegistry:
+def controller_metrics(controller: Controller) -> Metrics:
     """Metrics of a controller: the queue as a whole, its units, its newest partitions, its requests."""
 
-    def fill(scrape: _Scrape) -> None:
+    def fill(scrape: _Scrape) -> Iterator[None]:
         core, counters, config = controller.core, controller.counters, controller.config
         scrape.add("tq_controller_info", 1, config.name, config.backend.kind, controller.run)
         scrape.add("tq_controller_rows", core.state.rows)
@@ -201,7 +237,7 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
             scrape.add("tq_unit_blocks", unit.blocks, unit.info.name)
             scrape.add("tq_unit_drained", int(controller.units.is_drained(unit)), unit.info.name)
         scrape.add("tq_controller_lost_rows", controller.long_answers.lost_rows)
-        _add_partitions(scrape, controller)
+        yield from _add_partitions(scrape, controller)
         scrape.add("tq_rows_put", counters.rows_put)
         scrape.add("tq_bytes_put", counters.bytes_put)
         scrape.add("tq_rows_fetched", counters.rows_fetched)
@@ -209,13 +245,16 @@ def controller_registry(controller: Controller) -> CollectorRegistry:
         scrape.add_door(controller)
         scrape.add_waits(counters.waits.buckets(), counters.waits.seconds)
 
-    return _registry(fill)
+    return Metrics(fill)
 
 
-def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
+def _add_partitions(scrape: _Scrape, controller: Controller) -> Iterator[None]:
     core = controller.core
     for name in list(islice(reversed(core.state.partitions), MOST_PARTITIONS))[::-1]:
-        partition = core.state.partitions[name]
+        yield
+        partition = core.state.partitions.get(name)
+        if partition is None:  # cleared meanwhile
+            continue
         counts = count_rows(partition, 0, MOST_TASKS)
         scrape.add("tq_partition_rows", counts["rows"], name)
         scrape.add("tq_partition_bytes", counts["bytes"], name)
@@ -230,12 +269,13 @@ def _add_partitions(scrape: _Scrape, controller: Controller) -> None:
             scrape.add("tq_task_waiting", item["waiting"], *labels)
 
 
-def unit_registry(
+def unit_metrics(
     name: str, stats: Callable[[], UnitStats], registered: Callable[[], bool], server: BlockServer | None
-) -> CollectorRegistry:
+) -> Metrics:
     """Metrics of a storage unit; ``server`` None: clients never talk to it."""
 
-    def fill(scrape: _Scrape) -> None:
+    def fill(scrape: _Scrape) -> Iterator[None]:
+        yield
         now = stats()
         scrape.add("tq_unit_capacity_bytes", now.capacity, name)
         scrape.add("tq_unit_used_bytes", now.used, name)
@@ -251,12 +291,4 @@ def unit_registry(
             scrape.add_requests("tq_unit", counters.requests)
             scrape.add_door(server)
 
-    return _registry(fill)
-
-
-def _registry(fill: Callable[[_Scrape], None]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_Scrape(fill))
-    if sys.platform == "linux":
-        ProcessCollector(registry=registry)
-    return registry
+    return Metrics(fill)

@@ -26,7 +26,7 @@ from transfer_queue.runtime.connect import connect
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.memory import arena_bytes
-from transfer_queue.runtime.metrics import unit_registry
+from transfer_queue.runtime.metrics import unit_metrics
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.runtime.units import pack_blocks, unpack_blocks
@@ -346,7 +346,7 @@ async def serve(config: StorageUnitConfig, stop: asyncio.Event) -> None:
         raise
     server = BlockServer(store, keepalive, links.report_orphans) if isinstance(store, ServingStore) else None
     status = StatusServer(
-        unit_registry(config.name, store.stats, lambda: links.connected, server),
+        unit_metrics(config.name, store.stats, lambda: links.connected, server),
         links.missing,
     )
     registered = asyncio.Event()

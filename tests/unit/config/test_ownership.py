@@ -43,6 +43,12 @@ def test_a_file_that_somebody_else_may_have_left_is_refused(tmp_path: Path) -> N
             os.chown(path, NOBODY, NOBODY)
             with pytest.raises(StartError, match=f"{path} belongs to user {NOBODY}"):
                 check_file(file.fileno(), path)
+            tmp_path.chmod(0o755)
+            check_file(file.fileno(), path)  # as in a volume whose files a group shares
+            os.chown(tmp_path, NOBODY, NOBODY)
+            with pytest.raises(StartError, match=f"{path} belongs to user {NOBODY}"):
+                check_file(file.fileno(), path)
+            os.chown(tmp_path, os.geteuid(), -1)
     with open("/dev/null") as device, pytest.raises(StartError, match="not a regular file"):
         check_file(device.fileno(), path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def test_a_flipped_bit_at_any_byte_is_an_error_that_names_the_file(tmp_path: Pat
                 recovered(tmp_path)
     path.write_bytes(data)
     assert recovered(tmp_path) == BATCHES
+
+
+@pytest.mark.parametrize("kind", ["segment", "snapshot"])
+def test_a_file_that_another_user_left_in_a_shared_folder_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    folder = written(tmp_path / "shared")
+    planted = segments(written(tmp_path / "elsewhere", [b"rows of somebody else"]))[0]
+    path = folder / f"{kind}-0000000000000001"
+    shutil.copyfile(planted, path)
+    folder.chmod(0o1777)
+    if os.geteuid() == 0:
+        os.chown(path, 65534, -1)
+        with pytest.raises(StartError, match=f"{path} belongs to user 65534"):
+            recovered(folder)
+    path.unlink()
+    path.symlink_to(planted)
+    with pytest.raises(StartError, match=f"{path} is a link"):
+        recovered(folder)
 
 
 def test_a_tail_of_zeros_counts_as_cut_off(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from prometheus_client import generate_latest
 from tensordict import TensorDict
 
 from transfer_queue.client.arguments import check_placement
@@ -24,7 +23,7 @@ from transfer_queue.control.core import ControlCore
 from transfer_queue.errors import CapacityError, InvalidInputError
 from transfer_queue.runtime.block_server import _ClientPeer
 from transfer_queue.runtime.controller import Controller
-from transfer_queue.runtime.metrics import controller_registry
+from transfer_queue.runtime.metrics import controller_metrics
 from transfer_queue.runtime.picture import picture
 from transfer_queue.runtime.why import explain
 from transfer_queue.storage.base import DEVICE, StoreContext, UnitInfo
@@ -168,7 +167,7 @@ async def test_devices_of_clients_do_not_count_as_storage_units_and_are_forgotte
     wanted = "1 of 2 storage units are"
     assert controller.missing() == f"{wanted} registered"
     assert f"{wanted} connected" in explain(picture(controller))
-    said = generate_latest(controller_registry(controller)).decode()
+    said = b"".join(controller_metrics(controller).text()).decode()
     assert [line for line in said.splitlines() if line.startswith("tq_unit_used_bytes")] == [
         'tq_unit_used_bytes{unit="u0"} 7.0'
     ]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from transfer_queue.config.ownership import check_file, open_own
+from transfer_queue.config.ownership import open_checked, open_own
 from transfer_queue.errors import StartError
 
 __all__ = ["BlockIndex", "Pieces", "Place"]
@@ -95,9 +95,7 @@ class BlockIndex:
 
     def _content(self, empty: bool) -> bytes:
         """The content of the file; empty if the file is to be replaced."""
-        file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(file, "rb") as stream:
-            check_file(file, self.path)
+        with open(open_checked(self.path), "rb") as stream:
             data = stream.read()
         if not empty:
             return data
