@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,16 @@ def _flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x40
     path.write_bytes(data)
+
+
+def test_a_save_whose_controller_is_gone_does_not_wait_for_it_again(
+    attach: Callable[[Stack], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_stack(units=1, capacity="16Mi") as stack, ThreadPoolExecutor(1) as pool:
+        attach(stack)
+        stack.controller.kill()
+        monkeypatch.setattr(save, "_END_S", 0.1)
+        pool.submit(save._end_captures, tq.get_client(), 1).result(60)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ __all__ = ["client_of_this_process", "save_checkpoint", "save_queue", "writing"]
 log = logging.getLogger(__name__)
 
 REQUEST_S = 120.0
+_END_S = 5.0
+"""A capture also ends with its connection, so that nobody waits for a controller that is gone."""
 _RETRY_FOR_S = 20.0
 WINDOW_BYTES = 64 << 20
 """Blocks that are moved at a time."""
@@ -185,7 +187,7 @@ async def _capture(engines: Sequence[Engine], token: int) -> list[bytes]:
 def _end_captures(client: Client, token: int) -> None:
     for engine in engines_of(client.engine):
         try:
-            client.run(Operation, engine.transfer(EndCapture(token), (), REQUEST_S), lambda payload: None)
+            client.run(Operation, engine.transfer(EndCapture(token), (), _END_S), lambda payload: None)
         except TransferQueueError as error:  # it ends with the connection
             log.info("a capture was not ended in order: %s", error)
 
