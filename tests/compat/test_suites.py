@@ -70,3 +70,13 @@ def test_a_file_that_kills_its_process_costs_its_own_outcomes_only(
 def test_every_loop_is_there() -> None:
     loops = {loop.split()[0] for client in CLIENTS.values() for loop in client.loops}
     assert sorted(loops) == sorted(path.name for path in suites.DRIVERS.glob("*.py"))
+
+
+def test_without_ray_nothing_is_started_in_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(
+        "import ray\n\n\ndef test_it():\n    ray.init(num_cpus=8)\n    assert not ray.is_initialized()\n"
+    )
+    (tmp_path / "script.py").write_text("import ray, sys\nray.init()\nassert sys.argv[1:] == ['--steps']\n")
+    client = Client(copied=(".",), tests=("test_a.py",), scripts=("script.py --steps",), loops=("no_such_loop.py",))
+    found = run(client, tmp_path, tmp_path, sys.executable, 120.0, without_ray=True)
+    assert found == {"test_a::test_it": "passed", "script.py": "passed"}

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tests.compat.suites.clients import CLIENTS, Client
@@ -26,6 +27,7 @@ from tests.compat.suites.table import Outcomes, compare
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".tq" / "suites"
 DRIVERS = Path(__file__).parent / "drivers"
+STANDIN = Path(__file__).parent / "standin"
 BESIDE = ("pyzmq", "hydra-core", "antlr4-python3-runtime==4.9.3")
 """What 0.1.x imports and this library does not."""
 PYTEST = (
@@ -72,8 +74,15 @@ def release(version: str, python: str) -> Path:
     return folder
 
 
-def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: float) -> Outcomes:
+def run(
+    client: Client, snapshot: Path, library: Path, python: str, timeout_s: float, *, without_ray: bool = False
+) -> Outcomes:
     """Outcome by test id: passed, failed, error, skipped or, for what did not end in ``timeout_s``, timeout."""
+    program: list[str] = []
+    pytest_options: list[str] = []
+    if without_ray:
+        program, pytest_options = ["-m", "without_ray"], ["-p", "without_ray"]
+        client = replace(client, loops=(), environ={**client.environ, "TQ_SUITES_NOTHING": " ".join(client.clustered)})
     with tempfile.TemporaryDirectory(prefix="tq-suites-") as name:
         folder = Path(name)
         for part in client.copied:
@@ -83,6 +92,7 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
             elif source.exists():
                 shutil.copy(source, folder / part)
         path = [str(library), *([str(snapshot)] if client.importable else [])]
+        path += [str(STANDIN)] if without_ray else []
         path += [given] if (given := os.environ.get("PYTHONPATH")) else []
         environ = {**ENVIRONMENT, **client.environ, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
         found: Outcomes = {}
@@ -90,12 +100,15 @@ def run(client: Client, snapshot: Path, library: Path, python: str, timeout_s: f
             report = folder / "report.xml"
             report.unlink(missing_ok=True)
             ended = carry_out(
-                [python, *PYTEST, f"--rootdir={name}", f"--junitxml={report}", test], folder, environ, timeout_s
+                [python, *PYTEST, *pytest_options, f"--rootdir={name}", f"--junitxml={report}", test],
+                folder,
+                environ,
+                timeout_s,
             )
             found |= read_report(report.read_text()) if report.exists() else {test: ended.replace("passed", "failed")}
         for script in client.scripts:
             if (folder / script.split()[0]).exists():
-                found[script.split()[0]] = carry_out([python, *script.split()], folder, environ, timeout_s)
+                found[script.split()[0]] = carry_out([python, *program, *script.split()], folder, environ, timeout_s)
         for loop in client.loops:
             name, *arguments = loop.split()
             found[loop] = carry_out([python, str(DRIVERS / name), *arguments], folder, environ, timeout_s)
@@ -140,8 +153,18 @@ def main() -> int:
     parser.add_argument("--release", help="of TransferQueue, or the path of a checkout of it, to compare with")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has what the client needs")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of each file in each of the two runs")
+    parser.add_argument(
+        "--without-ray",
+        action="store_true",
+        help="with this release alone, Ray's calls replaced: standin/without_ray.py",
+    )
     given = parser.parse_args()
     client, snapshot = CLIENTS[given.client].only(given.only), given.snapshot.resolve()
+    if given.without_ray:
+        found = run(client, snapshot, ours(), given.python, given.timeout, without_ray=True)
+        text, differing = compare(dict.fromkeys(found, "passed"), found, reasons=client.reasons)
+        print("without Ray, against all passing:", text, sep="\n")
+        return 1 if differing else 0
     libraries = release(given.release or client.release, given.python), ours()
     outcomes = [run(client, snapshot, library, given.python, given.timeout) for library in libraries]
     text, differing = compare(*outcomes, reasons=client.reasons)
