@@ -31,13 +31,13 @@ class Authority:
         self.ca = folder / f"{name}.crt"
         self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, expired: bool = False) -> dict[str, Any]:
+    def issue(self, name: str, *, expired: bool = False, life: datetime.timedelta = DAY) -> dict[str, Any]:
         """Settings ``security.tls`` of a certificate with the common name ``name``, good for loopback."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         certificate = (
-            _builder(subject, self._name, key, ended=expired)
+            _builder(subject, self._name, key, -DAY if expired else life)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -52,7 +52,7 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, ended: bool = False
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, life: datetime.timedelta = DAY
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.timezone.utc)
     return (
@@ -62,7 +62,7 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - 3 * DAY)
-        .not_valid_after(now - DAY if ended else now + DAY)
+        .not_valid_after(now + life)
     )
 
 

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from tests.integration.security.authority import TOKENS, Authority, token_files
 from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
-from tests.waiting import wait_until
+from tests.waiting import meanwhile, wait_until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import ConfigError, ConnectionLostError, NotAuthorizedError, TransferQueueError
 from transfer_queue.launch import local
@@ -178,6 +178,47 @@ def test_a_new_authority_that_first_joins_the_old_one_refuses_nobody_and_ends_no
             replace_files(used["c"], files("c", step))
             assert kept.get_partition_list() == []
         assert "refused" not in servers.controller.log.read_text()
+
+
+def test_certificates_of_ones_own_are_replaced_and_end_under_load_and_break_no_client(tmp_path: Path) -> None:
+    authority, rows, turns = Authority(tmp_path), torch.arange(64, dtype=torch.float32).reshape(4, 16), 0
+    server, client = authority.issue("server"), authority.issue("client")
+    with running(tmp_path, {"tls": server}) as servers, servers.client(tls=client) as kept:
+
+        def work() -> None:
+            nonlocal turns
+            kept.put(TensorDict({"x": rows}, batch_size=[4]), partition_id="load")
+            meta = kept.get_meta(["x"], 4, "load", task_name=f"task-{turns}")
+            assert torch.equal(torch.as_tensor(kept.get_data(meta)["x"]), rows)
+            kept.clear_partition("load")
+            turns += 1
+
+        def loaded() -> None:
+            before = turns
+            wait_until(lambda: turns > before + 2, "rows went through since then")
+
+        def replaced(**life: timedelta) -> None:
+            for name in ("server", "client"):  # a new key, of the same authority and in the same files
+                authority.issue(name, **life)
+
+        with meanwhile(work, 0.05):
+            for _ in range(3):
+                replaced()
+                put_and_get(servers, tls=client)
+                loaded()
+            replaced(life=timedelta(seconds=10))
+            end = x509.load_pem_x509_certificate(Path(server["certificate"]).read_bytes()).not_valid_after_utc
+            with servers.client(tls=client) as brief:
+                wait_until(lambda: datetime.now(timezone.utc) > end, "both have ended")
+                loaded()
+                assert "never" not in brief.get_partition_list()
+                for shown in (client, authority.issue("other")):
+                    assert "expired" in str(refusal(servers, tls=shown))
+                replaced()
+                put_and_get(servers, tls=client)
+                assert "never" not in brief.get_partition_list()
+            loaded()
+        assert "is cut off" not in servers.controller.log.read_text()
 
 
 def test_a_token_admits_and_a_wrong_one_is_refused_at_once(with_tokens: Servers, tmp_path: Path) -> None:
