@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.operator.queues import IMAGES, queue
 from tests.unit.operator.test_status import NOW, child, condition
 from tq_operator.plan.masters import etcd_data
 from tq_operator.plan.names import child_name
-from tq_operator.plan.queue import Queue
+from tq_operator.plan.queue import Queue, queue_from
 from tq_operator.plan.status import MasterGroup, Observation, queue_status
 from tq_operator.plan.step import lossy_change, next_step, wanted_children
 
+EXAMPLE = Path(__file__).parents[3] / "charts" / "transferqueue" / "examples" / "ha-production"
 SAMPLER = ", controller: {sampler: {name: RankAwareSampler}}}"
 GROUP = "{backend: {mooncake: {protocol: tcp, MORE highAvailability: {masters: 3, etcd: ETCD}}}}"
 
 
 def group(etcd: str = "{endpoints: ['etcd-0:2379', 'etcd-1:2379']}", more: str = "") -> Queue:
     return queue(GROUP.replace("ETCD", etcd).replace("MORE", more))
+
+
+def test_the_masters_of_the_production_example_find_the_etcd_of_the_example() -> None:
+    documents = {name: yaml.safe_load((EXAMPLE / f"{name}.yaml").read_text()) for name in ("etcd", "queue")}
+    etcd, size = documents["etcd"]["metadata"], documents["etcd"]["spec"]["size"]
+    host = f"{etcd['name']}.{etcd['namespace']}.svc:2379"  # pods and Service as etcd-operator calls them
+    members = ";".join(f"{etcd['name']}-{number}.{host}" for number in range(size))
+    made = {**documents["queue"], "metadata": {**documents["queue"]["metadata"], "namespace": "ml", "uid": "u"}}
+    (masters,) = (
+        child
+        for child in wanted_children(queue_from(made), IMAGES)
+        if child["kind"] == "StatefulSet" and child["metadata"]["name"].endswith("masters")
+    )
+    (container,) = masters["spec"]["template"]["spec"]["containers"]
+    assert f"--etcd_endpoints={members}" in container["command"] + container.get("args", [])
 
 
 def observed(masters: MasterGroup | None, **more: Any) -> Observation:
