@@ -150,15 +150,10 @@ matchExpressions:
 {{- (.Values.webhook.certificate).existingSecret | default (printf "%s-webhook-tls" (include "transferqueue.name" .)) }}
 {{- end }}
 
-{{/* Whom the apiserver trusts, of a clientConfig: the value, else what the operator has written there. Without a cluster
-there is nothing to look up, and the text is the same each time. */}}
+{{/* Whom the apiserver trusts, of a clientConfig: the value. Else the field is the operator's, and never in a manifest:
+one that holds an earlier CA could neither be applied nor rolled back to. */}}
 {{- define "transferqueue.bundle" -}}
 {{- with (.Values.webhook.certificate).caBundle }}
 {{- . | b64enc }}
-{{- else }}
-{{- $found := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" (include "transferqueue.name" .) }}
-{{- with $found.webhooks }}
-{{- (index . 0).clientConfig.caBundle }}
-{{- end }}
 {{- end }}
 {{- end }}

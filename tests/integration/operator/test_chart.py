@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.pki import Authority
 from tests.integration.operator.conftest import CHART, Operator, rendered_chart
 from tests.integration.operator.control_plane import ControlPlane, free_port
 from tests.unit.operator.served import SERVED
@@ -105,7 +106,9 @@ def helm(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_an_upgrade_keeps_whom_the_apiserver_trusts_and_an_uninstall_leaves_nothing(plane: ControlPlane) -> None:
+def test_upgrades_and_rollbacks_keep_whom_the_apiserver_trusts_and_an_uninstall_leaves_nothing(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
     # The definitions are there already, and no kubelet makes the operator's pod ready.
     options = ("--namespace", "other-system", "--set", "crds.install=false")
     helm(plane, "install", "other", str(CHART), "--create-namespace", *options)
@@ -115,14 +118,22 @@ def test_an_upgrade_keeps_whom_the_apiserver_trusts_and_an_uninstall_leaves_noth
         return [hook["clientConfig"].get("caBundle", "") for hook in configuration["webhooks"]]
 
     assert trusted() == ["", ""]
-    authority = base64.b64encode(plane.authority.files.certificate.read_bytes()).decode()
-    for number in range(2):  # as the operator does
-        change = [{"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": authority}]
-        words = ("patch", "mutatingwebhookconfiguration", "other-operator", "--type=json", "-p", json.dumps(change))
-        assert plane.kubectl(*words).returncode == 0
+
+    def trust(certificate: Path) -> str:  # as the operator does
+        authority = base64.b64encode(certificate.read_bytes()).decode()
+        for number in range(2):
+            change = [{"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": authority}]
+            words = ("patch", "mutatingwebhookconfiguration", "other-operator", "--type=json", "-p", json.dumps(change))
+            assert plane.kubectl(*words).returncode == 0
+        return authority
+
+    authority = trust(plane.authority.files.certificate)
     for level in ("DEBUG", "INFO"):
         helm(plane, "upgrade", "other", str(CHART), *options, "--set", f"logLevel={level}")
         assert trusted() == [authority, authority]
+    replaced = trust(Authority(tmp_path).files.certificate)
+    helm(plane, "rollback", "other", "2", "--namespace", "other-system")
+    assert trusted() == [replaced, replaced]
     helm(plane, "uninstall", "other", "--namespace", "other-system")
     kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations"
     chosen = ("-l", "app.kubernetes.io/instance=other", "-o", "name")
