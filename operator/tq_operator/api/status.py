@@ -72,3 +72,4 @@ class Status(Reported):
     transport: str = Field(default="", description="How bytes move: tcp or rdma.")
     tls: str = Field(default="", description="How connections are made: off, operator, secret or issuer.")
     injected: int = Field(default=0, description="Pods that were given this queue.")
+    operator: str | None = Field(default=None, description="The operator that keeps the queue: namespace/name.")

@@ -211,7 +211,7 @@ def _operator(surroundings: Surroundings) -> Iterator[Finding]:
         if _share_namespaces(one, other):
             names = " and ".join("{namespace}/{name}".format(**each["metadata"]) for each in (one, other))
             fix = "uninstall one of them, or give each namespaces of its own with the chart's watchNamespaces"
-            yield fail("operator", f"{names} work in the same namespaces and undo each other's writes", fix)
+            yield fail("operator", f"{names} work in the same namespaces: each queue is kept by one of them", fix)
 
 
 def _share_namespaces(one: Manifest, other: Manifest) -> bool:

@@ -88,6 +88,9 @@ class Cluster:
     def queue(self, namespace: str, name: str) -> Manifest | None:
         return self._get(f"{_QUEUES}/namespaces/{namespace}/{PLURAL}/{name}")
 
+    def lease(self, namespace: str, name: str) -> Manifest | None:
+        return self._get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+
     def queues(self, namespaces: Sequence[str]) -> list[Manifest]:
         """All queues of the namespaces; of every namespace if there are none given."""
         paths = [f"{_QUEUES}/namespaces/{name}/{PLURAL}" for name in namespaces] or [f"{_QUEUES}/{PLURAL}"]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,9 +17,12 @@ from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster, ClusterError
 
-__all__ = ["Elector", "LeaseTimes"]
+__all__ = ["Elector", "LeaseTimes", "is_held"]
 
 logger = logging.getLogger("tq_operator.lease")
+
+_FORGOTTEN_S = 60.0
+"""After its last renewal, a Lease of another operator is held no longer. Clocks of machines differ by less."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class LeaseTimes:
     def takeover(self) -> float:
         """The longest time without a leader after one died."""
         return self.duration + 1.5 * self.renew
+
+
+def is_held(lease: Mapping[str, Any] | None, now: datetime) -> bool:
+    """Whether an operator holds a Lease, by the clock of this machine."""
+    spec = (lease or {}).get("spec") or {}
+    if not spec.get("holderIdentity") or not spec.get("renewTime"):
+        return False
+    renewed = datetime.fromisoformat(spec["renewTime"].replace("Z", "+00:00"))
+    return (now - renewed).total_seconds() < _FORGOTTEN_S
 
 
 class Elector:

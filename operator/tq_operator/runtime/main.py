@@ -66,7 +66,13 @@ async def run(settings: OperatorSettings) -> None:
     )
     leading = (lambda: elector.leading) if elector else (lambda: True)
     reconciler = Reconciler(
-        cluster, settings.images, settings.namespaces, settings.identity, leading, settings.default_tls
+        cluster,
+        settings.images,
+        settings.namespaces,
+        settings.identity,
+        leading,
+        settings.default_tls,
+        settings.release,
     )
     reconciler.metrics.show_leader(leading)
     trust = Trust(cluster, settings.webhook_secret, settings.certificates, leading) if settings.webhook_secret else None

@@ -27,6 +27,7 @@ from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_c
 from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
+from tq_operator.runtime.lease import is_held
 from tq_operator.runtime.masters import master_group
 from tq_operator.runtime.metrics import OperatorMetrics
 from tq_operator.runtime.usage import Usage, storage_usage, together
@@ -55,15 +56,17 @@ class Reconciler:
         identity: str,
         leading: Callable[[], bool] = lambda: True,
         default_tls: TlsMode = "off",
+        release: str = "",
     ) -> None:
         """``leading``: whether this replica may write; asked before every write. ``default_tls``: of queues that say
-        nothing of TLS."""
+        nothing of TLS. ``release``: namespace and name of the Lease; empty: no other operator is reckoned with."""
         self._cluster = cluster
         self._images = images
         self._namespaces = namespaces
         self._identity = identity
         self._leading = leading
         self._default_tls = default_tls
+        self._release = release
         self._certificates = Certificates(cluster, namespaces, self._check_leading)
         self._gate = EventGate()
         self.work = WorkQueue(self._look, leading)
@@ -165,6 +168,8 @@ class Reconciler:
             self._certificates.forget(*key)
             return True  # its children go with it: they name it as their owner
         previous: dict[str, Any] = document.get("status", {})
+        if self._is_kept_by_another(document):
+            return True  # until the next look through all queues
         try:
             queue = queue_from(document, self._default_tls)
         except ConfigError as error:
@@ -303,6 +308,24 @@ class Reconciler:
         except (ClusterError, NotFoundError) as error:
             logger.warning("no event of a repair: %s", error)
 
+    def _is_kept_by_another(self, document: Manifest) -> bool:
+        """Whether a living operator of another release keeps the queue. Two would undo each other's writes."""
+        keeper, metadata = document.get("status", {}).get("operator", ""), document["metadata"]
+        if not self._release or keeper in ("", self._release):
+            return False
+        try:
+            if not is_held(self._cluster.lease(*keeper.split("/", 1)), datetime.now(timezone.utc)):
+                return False
+        except ClusterError:  # no right to see it, as with watchNamespaces
+            return False
+        if self._gate.admits(metadata["uid"], "OtherOperator", keeper):
+            words = (
+                f"The operator {self._release} leaves this queue to the operator {keeper}, which keeps it. Uninstall "
+                "one of them, or give each namespaces of its own with the chart's watchNamespaces."
+            )
+            self._tell_of(document, "OtherOperator", self._release, words, good=False)
+        return True
+
     def _check_leading(self) -> None:
         if not self._leading():
             raise ClusterError("another replica leads; it goes on with this")
@@ -317,6 +340,8 @@ class Reconciler:
         )
 
     def _report(self, document: Manifest, previous: dict[str, Any], status: dict[str, Any]) -> None:
+        if self._release:
+            status = {**status, "operator": self._release}
         if status == previous:
             return
         self._check_leading()

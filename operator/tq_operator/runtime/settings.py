@@ -59,6 +59,11 @@ class OperatorSettings:
     webhook_secret: WebhookSecret | None = None
     """The Secret of ``certificates``; None if they are written by another program."""
 
+    @property
+    def release(self) -> str:
+        """Name of the operator, over all its replicas; empty without an election."""
+        return f"{self.lease_namespace}/{self.lease_name}" if self.lease_namespace else ""
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
         """Raises ConfigError that names the variable."""

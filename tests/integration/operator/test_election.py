@@ -11,6 +11,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,55 @@ def test_another_replica_goes_on_and_admission_never_stops(
         wait_until(lambda: holder(plane) not in ("", leader), "the survivor holds the lease", 60)
         assert "tq_operator_leader 1.0" in metrics(survivor)
     for name in names:
+        plane.kubectl("delete", "transferqueue", name)
+
+
+def test_of_two_releases_that_overlap_one_keeps_a_queue_until_it_ends(
+    plane: ControlPlane, certificates: Path, tmp_path: Path
+) -> None:
+    name, command = "overlapping", [sys.executable, "-m", "tq_operator"]
+
+    def image() -> str:
+        deployment = plane.get("deployment", f"{name}-controller") or {}
+        containers = deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
+        return str(containers[0].get("image", ""))
+
+    def keeper() -> str:
+        return str((plane.get("transferqueue", name) or {}).get("status", {}).get("operator", ""))
+
+    def log(release: str) -> str:
+        return (tmp_path / f"{release}.log").read_text()
+
+    with ExitStack() as stack:
+        children = {}
+        for release in ("first", "second"):
+            health = free_port()
+            images = {"TQ_IMAGE_SERVER": f"{release}:1", "TQ_LEASE_NAME": release}
+            variables = environment(plane, certificates, free_port(), health, **images)
+            child = stack.enter_context(process(command, tmp_path / f"{release}.log", **variables))
+            children[release] = child
+            wait_until(Operator(plane, child, health, tmp_path / f"{release}.log").ready, "it is ready", 60)
+        plane.apply(QUEUE.replace("NAME", name))
+
+        def leaving() -> str:
+            words = f"leaves this queue to the operator {keeper()}, which"
+            return next((release for release in children if words in log(release)), "")
+
+        other = wait_until(leaving, "one of them leaves it to the other", 60)
+        (kept,) = children.keys() - {other}
+        writes = log(other).count("applied ")
+        plane.kubectl("patch", "tq", name, "--type=merge", "-p", '{"spec": {"controller": {"port": 50123}}}')
+
+        def settled() -> bool:
+            queue = plane.get("transferqueue", name) or {}
+            return bool(queue["status"]["observedGeneration"] == queue["metadata"]["generation"])
+
+        wait_until(settled, "the change is made", 60)
+        assert image() == f"{kept}:1"
+        assert log(other).count("applied ") == writes
+        children[kept].send_signal(signal.SIGTERM)
+        wait_until(lambda: keeper() == f"tq-system/{other}", "the other one takes over", 60)
+        wait_until(lambda: image() == f"{other}:1", "with images of its own", 60)
         plane.kubectl("delete", "transferqueue", name)
 
 

@@ -157,7 +157,7 @@ def test_doctor_tells_of_operators_that_work_in_the_same_namespaces(
     answers["/version"] = {"gitVersion": "v1.36.0"}
     answers["/apis/apps/v1/deployments"] = {"items": [deployment(f"ns-{n}", text) for n, text in enumerate(watched)]}
     texts = [finding.text for finding in examine(Surroundings(access)) if finding.state == "fail"]
-    words = "ns-0/tq-operator and ns-1/tq-operator work in the same namespaces and undo each other's writes"
+    words = "ns-0/tq-operator and ns-1/tq-operator work in the same namespaces: each queue is kept by one of them"
     assert (words in texts) == told
 
 
