@@ -1,7 +1,8 @@
-"""Kubernetes, containerd, etcd, CoreDNS, helm and KubeRay, built from the Go module proxy and kept.
+"""Kubernetes, containerd, etcd, CoreDNS, helm, KubeRay and cert-manager, built from the Go module proxy and kept.
 
 Each folder under go/ is a module that pins what its binaries need; go.sum makes the build reproducible. The
-binaries lie in the cache under a hash of those files, so that a second run builds nothing.
+binaries lie in the cache under a hash of those files, so that a second run builds nothing: those of the cluster in one
+folder, those of tests in another one.
 """
 
 from __future__ import annotations
@@ -74,28 +75,32 @@ BINARIES: tuple[Binary, ...] = (
     Binary("coredns", "coredns", "github.com/coredns/coredns"),
 )
 """Of the cluster."""
-TEST_BINARIES: tuple[Binary, ...] = (Binary("kuberay", "kuberay", "github.com/ray-project/kuberay/ray-operator"),)
+TEST_BINARIES: tuple[Binary, ...] = (
+    Binary("kuberay", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
+    Binary("cert-manager", "certmanager", "."),
+)
 """Needed by tests alone."""
 
 
-def binary_folder() -> Path:
+def binary_folder(wanted: Sequence[Binary] = BINARIES) -> Path:
     """Folder of the built binaries for the pins in this checkout; it may not exist yet."""
-    digest = hashlib.sha256(repr((*BINARIES, *TEST_BINARIES)).encode())
-    for pattern in ("go.mod", "go.sum", "*.go"):
-        for file in sorted((SOURCE / "go").glob(f"*/{pattern}")):
-            digest.update(file.relative_to(SOURCE).as_posix().encode() + b"\0" + file.read_bytes())
+    digest = hashlib.sha256(repr(tuple(wanted)).encode())
+    for module in sorted({binary.module for binary in wanted}):
+        for pattern in ("go.mod", "go.sum", "*.go"):
+            for file in sorted((SOURCE / "go" / module).glob(pattern)):
+                digest.update(file.relative_to(SOURCE).as_posix().encode() + b"\0" + file.read_bytes())
     return cache_folder() / digest.hexdigest()[:16] / "bin"
 
 
 def missing_binaries(wanted: Sequence[Binary] = BINARIES) -> list[Binary]:
     """Those not built yet."""
-    folder = binary_folder()
+    folder = binary_folder(wanted)
     return [binary for binary in wanted if not (folder / binary.name).exists()]
 
 
 def build_binaries(wanted: Sequence[Binary] = BINARIES) -> Path:
     """Build what is missing and return the folder. Takes about 10 minutes on 2 cores from an empty cache."""
-    folder = binary_folder()
+    folder = binary_folder(wanted)
     if not missing_binaries(wanted):
         return folder
     with cache_lock("binaries"):

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command == "build":
-        print(build_binaries((*BINARIES, *TEST_BINARIES)))
+        print(*map(build_binaries, (BINARIES, TEST_BINARIES)), sep="\n")
     elif options.command == "up":
         cluster.up()
     elif options.command == "down":
