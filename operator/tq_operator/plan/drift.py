@@ -48,6 +48,10 @@ _KEYS: Final = (("mountPath",), ("port", "protocol"), ("containerPort", "protoco
 """Fields that identify entries of a list, as the apiserver has them."""
 
 
+_ALIASES: Final = {"serviceAccountName": "serviceAccount"}
+"""Older names that the apiserver fills in, owned by nobody, and restores the field from."""
+
+
 class _Entry(NamedTuple):
     """Identify an entry of a list by the fields that name it."""
 
@@ -189,6 +193,7 @@ def _take_out(manifest: Any, path: Sequence[_Step]) -> None:
             del inner[position]
     else:
         inner.pop(last, None)
+        inner.pop(_ALIASES.get(last, ""), None)
 
 
 def _overlaid(observed: Any, wanted: Any) -> Any:

@@ -650,6 +650,11 @@ def test_what_others_add_to_pod_templates_is_taken_back(operator: Operator, queu
         '["add", "/spec/minReadySeconds", 100]',
     )
     wait_until(lambda: spec() == before, "all of it is as before")
+    template = {"template": {"spec": {"serviceAccountName": "other"}}}
+    applied = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": template}
+    done = plane.kubectl(*("apply", "--server-side", "--field-manager=foreign", "-f", "-"), stdin=json.dumps(applied))
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: spec() == before, "the account and its older name are gone")
     patch(plane, "configmap", f"{queue}-config", '["add", "/immutable", true]')
     wait_until(lambda: "immutable" not in (plane.get("configmap", f"{queue}-config") or {"immutable": 1}), "made again")
     assert any(f"ConfigMap {queue}-config" in note for note in told(plane, "Recreated"))

@@ -47,6 +47,15 @@ def patched(wanted: dict[str, Any], observed: dict[str, Any]) -> dict[str, Any]:
     return {operation["path"]: operation.get("value") for operation in operations}
 
 
+def test_a_service_account_goes_with_its_older_name_from_which_the_apiserver_would_restore_it() -> None:
+    wanted = child("Deployment")
+    observed = changed(wanted, nested(POD, {"f:serviceAccountName": {}}))
+    observed["spec"]["template"]["spec"] |= {"serviceAccountName": "other", "serviceAccount": "other"}
+    assert drift(wanted, observed) == ["spec.template.spec.serviceAccountName"]
+    left = patched(wanted, observed)["/spec"]["template"]["spec"]
+    assert not {"serviceAccountName", "serviceAccount"} & left.keys()
+
+
 def test_a_variable_and_the_network_of_the_host_are_taken_out_of_a_template_and_defaults_stay() -> None:
     wanted = child("StatefulSet")
     container = 'k:{"name":"storage"}'
