@@ -10,7 +10,7 @@ from tq_operator.plan.queue import Images, Manifest, Queue
 from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import DevelopmentEtcd, HighAvailability, Mooncake
 
-__all__ = ["etcd_data", "lost_log", "masters", "runs_etcd", "same_group", "with_etcd"]
+__all__ = ["etcd_data", "lost_log", "masters", "ready_etcd", "runs_etcd", "same_group", "with_etcd"]
 
 _SERVES = (
     "import sys,urllib.request as u;"
@@ -54,13 +54,20 @@ def etcd_data(queue: Queue, children: Mapping[tuple[str, str], Manifest], pods: 
     """``Queue.etcd_data``: UID of the etcd pod once it is ready, until then that with which the masters started."""
     if not runs_etcd(queue):
         return ""
-    for pod in pods:
-        ready = {"type": "Ready", "status": "True"}.items()
-        found = any(ready <= each.items() for each in pod.get("status", {}).get("conditions", []))
-        if pod["metadata"]["name"] == f"{queue.child('etcd')}-0" and found:
-            return str(pod["metadata"]["uid"])
+    if (pod := ready_etcd(queue, pods)) is not None:
+        return str(pod["metadata"]["uid"])
     workload = children.get(("StatefulSet", queue.child("mooncake-masters")))
     return _known_data(workload) if workload else ""
+
+
+def ready_etcd(queue: Queue, pods: Sequence[Manifest]) -> Manifest | None:
+    """The pod of the etcd that the operator runs, once it is ready."""
+    ready = {"type": "Ready", "status": "True"}.items()
+    for pod in pods:
+        found = any(ready <= each.items() for each in pod.get("status", {}).get("conditions", []))
+        if pod["metadata"]["name"] == f"{queue.child('etcd')}-0" and found:
+            return pod
+    return None
 
 
 def with_etcd(queue: Queue, child: Manifest) -> Manifest:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, StorageStatus
 from tq_operator.plan.children import drains, uses_storage_units
-from tq_operator.plan.masters import runs_etcd
+from tq_operator.plan.masters import ready_etcd, runs_etcd
 from tq_operator.plan.names import selector
 from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem, worst_problem
@@ -59,6 +59,9 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         parts["mooncake-master"] = _part(seen, "StatefulSet", queue.child("mooncake-master"), 1)
     if runs_etcd(queue):
         parts["etcd"] = _part(seen, "StatefulSet", queue.child("etcd"), 1)
+        if seen.pods and ready_etcd(queue, seen.pods) is None:
+            # The StatefulSet may be seen before its pod, which tells whether the log of the masters is lost.
+            parts["etcd"] = PartStatus(replicas=1, summary="0/1")
     if not uses_storage_units(queue):
         parts["storage"] = PartStatus()
     problem = seen.problems[0] if seen.problems else worst_problem(seen.children.values(), seen.pods)

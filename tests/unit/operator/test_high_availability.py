@@ -118,6 +118,14 @@ def test_a_later_queue_of_the_same_name_does_not_find_the_state_of_the_first() -
     assert child_name("a" * 253, "mooncake-masters").startswith("aaa")
 
 
+def test_a_queue_is_not_ready_before_the_pod_of_its_etcd_is_seen_to_be() -> None:
+    seen = observed(MasterGroup(leader="quickstart-mooncake-masters-1"))
+    seen = replace(seen, children={**seen.children, **child("StatefulSet", "quickstart-etcd", 1)})
+    for ready in ("False", "True"):
+        status = queue_status(group("{development: {}}"), replace(seen, pods=[etcd_pod("two", ready)]), {}, NOW)
+        assert condition(status, "Ready")["status"] == ready
+
+
 def etcd_pod(uid: str, ready: str = "True") -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": ready}]
     return {"metadata": {"name": "quickstart-etcd-0", "uid": uid}, "status": {"conditions": conditions}}
