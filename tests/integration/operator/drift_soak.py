@@ -135,7 +135,8 @@ class Pods:
     """Pods that ask for a queue, one after the other, and those that were refused."""
 
     count: int = 0
-    refused: list[tuple[float, str]] = field(default_factory=list)
+    refused: list[tuple[float, float, str]] = field(default_factory=list)
+    """When it was asked for and when it was refused, and the words."""
 
     @contextmanager
     def being_made(self, cluster: Cluster) -> Iterator[None]:
@@ -147,13 +148,18 @@ class Pods:
             pod["metadata"] = {"generateName": "asks-", "labels": {INJECT_LABEL: next(queues)}}
             self.count += 1
             began = time.monotonic()
+            words = ""
             try:
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods"
                 made = cluster.call("POST", path, pod, [("dryRun", "All")])
                 if INJECTED_ANNOTATION not in made["metadata"].get("annotations", {}):
-                    self.refused.append((began, "made without its queue"))
+                    words = "made without its queue"
             except ClusterError as error:
-                self.refused.append((began, str(error)))
+                words = str(error)
+            if words:
+                self.refused.append((began, time.monotonic(), words))
+                lasted = time.monotonic() - began
+                print(f"{time.strftime('%H:%M:%S')} a pod was refused after {lasted:.1f} s: {words}", flush=True)
 
         with meanwhile(work):
             yield
@@ -170,7 +176,8 @@ class Soak:
         self.done: Counter[str] = Counter()
         self.failures: list[str] = []
         self.kills: list[float] = []
-        self.slowest = (0.0, "")
+        self.returns: list[tuple[float, str]] = []
+        """Seconds until all children were as wanted, after each step."""
         self.before: dict[str, Any] = {}
 
     def run(self, seconds: float) -> None:
@@ -204,7 +211,7 @@ class Soak:
                 self.failures.append(f"after {words}: {name}: {why}")
                 print(f"FAILED {self.failures[-1]}", flush=True)
                 until_back(self.cluster, NAMESPACE, name, self.before[name], 600)
-        self.slowest = max(self.slowest, (time.monotonic() - began, words))
+        self.returns.append((time.monotonic() - began, words))
 
     def all_ready(self) -> bool:
         return all(is_ready(self.cluster.queue(NAMESPACE, name) or {}) for name in QUEUES)
@@ -276,12 +283,18 @@ class Soak:
         return f"{queue} scaled to {count}"
 
     def report(self, seconds: float) -> dict[str, Any]:
-        late = [words for when, words in self.pods.refused if not any(0 <= when - at < KILL_S for at in self.kills)]
+        late = [
+            words
+            for began, ended, words in self.pods.refused
+            if not any(began - KILL_S < at < ended for at in self.kills)  # also one that the killed replica looked at
+        ]
+        ordered = sorted(self.returns) or [(0.0, "")]
         return {
             "minutes": round(seconds / 60, 1),
             "done": dict(self.done),
             "refused by the apiserver": self.actor.refused,
-            "slowest return": [round(self.slowest[0], 1), self.slowest[1]],
+            "returns: median, 90 %, 99 %": [round(ordered[len(ordered) * of // 100][0], 1) for of in (50, 90, 99)],
+            "slowest returns": [[round(lasted, 1), words] for lasted, words in ordered[:-4:-1]],
             "Ready without endpoints, longest": [round(self.watcher.longest_s, 1), self.watcher.worst],
             "pods": self.pods.count,
             "pods refused": len(late),
