@@ -76,7 +76,17 @@ def test_without_ray_nothing_is_started_in_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(
         "import ray\n\n\ndef test_it():\n    ray.init(num_cpus=8)\n    assert not ray.is_initialized()\n"
     )
-    (tmp_path / "script.py").write_text("import ray, sys\nray.init()\nassert sys.argv[1:] == ['--steps']\n")
+    lines = (
+        "import ray, sys",
+        "@ray.remote",
+        "class Actor:",
+        "    async def double(self, number):",
+        "        return 2 * number",
+        "ray.init()",
+        "assert ray.get([Actor.options(num_cpus=1).remote().double.remote(4)]) == [8]",
+        "assert sys.argv[1:] == ['--steps']",
+    )
+    (tmp_path / "script.py").write_text("\n".join(lines))
     client = Client(copied=(".",), tests=("test_a.py",), scripts=("script.py --steps",), loops=("no_such_loop.py",))
     found = run(client, tmp_path, tmp_path, sys.executable, 120.0, without_ray=True)
     assert found == {"test_a::test_it": "passed", "script.py": "passed"}

@@ -82,7 +82,10 @@ def run(
     pytest_options: list[str] = []
     if without_ray:
         program, pytest_options = ["-m", "without_ray"], ["-p", "without_ray"]
-        client = replace(client, loops=(), environ={**client.environ, "TQ_SUITES_NOTHING": " ".join(client.clustered)})
+        loops = client.loops if client.loops_without_ray else ()
+        client = replace(
+            client, loops=loops, environ={**client.environ, "TQ_SUITES_NOTHING": " ".join(client.clustered)}
+        )
     with tempfile.TemporaryDirectory(prefix="tq-suites-") as name:
         folder = Path(name)
         for part in client.copied:
@@ -111,7 +114,7 @@ def run(
                 found[script.split()[0]] = carry_out([python, *program, *script.split()], folder, environ, timeout_s)
         for loop in client.loops:
             name, *arguments = loop.split()
-            found[loop] = carry_out([python, str(DRIVERS / name), *arguments], folder, environ, timeout_s)
+            found[loop] = carry_out([python, *program, str(DRIVERS / name), *arguments], folder, environ, timeout_s)
     if not found:
         raise SystemExit(f"{snapshot} has none of {', '.join((*client.tests, *client.scripts))}")
     return found
