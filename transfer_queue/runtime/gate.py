@@ -8,6 +8,7 @@ credentials at once.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import ipaddress
 import logging
@@ -27,9 +28,13 @@ complete Hello in time; too many unauthenticated connections."""
 _ANY = ("0.0.0.0", "::")
 _BATCH = 64
 """Connections accepted in one turn of the loop. Their data is read before more are accepted."""
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.2
 _LINES, _LINES_S = 10, 10.0
+_MANY_GONE, _TRIM_S = 64, 2.0
+"""After so many strangers have left, free memory returns to the system, once in so many seconds: buffers of TLS lie
+between others, so that the allocator keeps pages, and needs new ones for the next strangers."""
 
 
 def printable(text: str, most: int = 300) -> str:
@@ -97,6 +102,8 @@ class Gate:
         self._per_address = max(1, min(per_address, self._total // 2))
         self._groups: dict[str, dict[Stranger, None]] = {}
         self._strangers = 0
+        self._gone = 0
+        self._trimming: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[socket.socket] = []
         self._loop = asyncio.get_running_loop()
@@ -122,6 +129,8 @@ class Gate:
             self._loop.remove_reader(listener)
             listener.close()
         self._listening = []
+        if self._trimming is not None:
+            self._trimming.cancel()
         for stranger in [stranger for group in self._groups.values() for stranger in group]:
             self._drop(stranger, "this process ends")
         for task in list(self._tasks):
@@ -140,8 +149,16 @@ class Gate:
         if not group:
             del self._groups[stranger.group]
         self._strangers -= 1
+        self._gone += 1
+        if self._gone >= _MANY_GONE and self._trimming is None:
+            self._trimming = self._loop.call_later(_TRIM_S, self._trim)
 
     # ------------------------------------------------------------------------------------------------------ internals
+
+    def _trim(self) -> None:
+        self._gone, self._trimming = 0, None
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_BATCH):

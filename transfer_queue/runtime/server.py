@@ -21,7 +21,8 @@ from transfer_queue.wire.messages import PROTOCOL, Challenge, Hello, Welcome
 __all__ = ["Server", "advertised_host"]
 
 _STRANGERS, _STRANGERS_OF_ADDRESS = 1024, 512
-"""Most connections without a complete Hello, in total and from one address."""
+"""Most connections without a complete Hello, in total and from one address; half of it with TLS, where each takes 50
+KB."""
 
 
 def advertised_host(host: str, advertise: str | None) -> str:
@@ -62,8 +63,8 @@ class Server:
             self._open,
             self.refusals,
             patience_s=HANDSHAKE_S,
-            per_address=_STRANGERS_OF_ADDRESS,
-            total=_STRANGERS,
+            per_address=_STRANGERS_OF_ADDRESS // (2 if ssl else 1),
+            total=_STRANGERS // (2 if ssl else 1),
         )
         try:
             bound = gate.listen(host, port)

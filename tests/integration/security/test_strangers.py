@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from tests.integration.security.authority import Authority
 from tests.integration.security.servers import Servers, running
 from tests.integration.stack import Process
 from tests.waiting import wait_until
@@ -71,6 +73,31 @@ def test_strangers_cost_a_server_little_and_shut_nobody_out(tmp_path: Path, toke
                     assert server.http("/healthz")[0] == 200
                     use(servers, token)
         assert servers.controller.http("/metrics")[1].count("tq_connections_refused_total{") == 5
+
+
+def test_half_made_tls_connections_cost_little_and_their_memory_returns(tmp_path: Path) -> None:
+    hello = half_a_handshake()
+    with running(tmp_path, {"tls": Authority(tmp_path).issue("server")}) as servers:
+        server = servers.controller
+        after_first = 0
+        for _ in range(3):
+            before = memory(server)
+            with ExitStack() as open_links:
+                for _ in range(300):
+                    open_links.enter_context(dial(servers.address)).sendall(hello)
+                assert memory(server) - before < 32 * MIB
+            wait_until(lambda: "tq_connections_pending 0.0" in server.http("/metrics")[1], "the strangers have left")
+            after_first = after_first or memory(server)
+        wait_until(lambda: memory(server) - after_first < 4 * MIB, "the memory returned")
+
+
+def half_a_handshake() -> bytes:
+    """The first flight of a TLS client."""
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()
 
 
 def test_who_does_not_say_in_time_who_it_is_has_to_go(tmp_path: Path, token: Path) -> None:
