@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue import TransferQueueClient
-from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
+from transfer_queue.config.document import Document
 from transfer_queue.launch.local import LocalStack, default_plan
 from transfer_queue.launch.process import ServerProcess
 from transfer_queue.runtime import controller
@@ -34,8 +34,8 @@ _PARTITIONS = 8
 
 
 class _WithoutTimeline(LocalStack):
-    def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
-        if module == "controller":
+    def _spawn(self, name: str, module: str, config: Document) -> ServerProcess:
+        if module == "runtime.controller":
             return ServerProcess(name, "bench.timeline", config, self.directory)
         return super()._spawn(name, module, config)
 

@@ -51,6 +51,8 @@ _OWN_MEMORY = "a unit's blocks end with its process or its actor; the controller
 _NAMES_NONE = "a resource names built-in backends only: the images lack the package"
 _UNIT_IS_ACTOR = "its storage units are actors of a Ray cluster"
 _WORKER_FIRST = "its worker must run already: start the queue with `tq up`"
+_OBJECT_STORE = "integration/test_checkpoint_object_store.py"
+_SCHEDULED = "test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_backend"
 _ANY_NUMBER = "integration/test_shards.py::test_a_checkpoint_goes_from_any_number_of_controllers_to_any_other"
 
 
@@ -68,6 +70,18 @@ _PACKAGE = Refused(_NAMES_NONE, "{backend: {redis: {}}}", "spec.backend")
 TABLE: dict[str, tuple[Cell, ...]] = {
     "several controllers": (_CONFORMS,) * 6,
     "checkpoints": (*[_CONFORMS] * 5, Works(_ANY_NUMBER)),
+    "saves on a schedule, `restoreFrom`": (
+        Works(f"{_OBJECT_STORE}::{_SCHEDULED}"),
+        Works(f"{_OBJECT_STORE}::{_SCHEDULED}"),
+        Refused(
+            f"{_UNIT_IS_ACTOR}, whose processes alone read its rows: call `save_checkpoint` there",
+            "{backend: {ray: {}}, restoreFrom: /x}",
+            "checkpoint and restoreFrom need another backend than ray",
+        ),
+        None,
+        _PACKAGE,
+        Works(f"{_OBJECT_STORE}::{_SCHEDULED}"),
+    ),
     "policy and tenants": (
         Works("integration/security/test_access.py::test_tenants_use_their_own_partitions_and_see_only_those"),
         _policy("mooncake"),

@@ -49,6 +49,8 @@ class QueueCommand:
 
     def __init__(self, folder: Path, backend: dict[str, Any]) -> None:
         ports = free_ports(11)
+        self.said = ""
+        """What ``tq up`` said, where a test keeps it."""
         self.file = folder / "queue.yaml"
         self.state = folder / "state"
         self.environ = {**os.environ, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}

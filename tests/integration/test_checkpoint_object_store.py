@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -17,12 +20,13 @@ import torch
 
 import transfer_queue as tq
 from tests import preloaded
-from tests.integration.queue_command import free_ports
+from tests.integration.queue_command import QueueCommand, free_ports
 from tests.integration.stack import ROOT, Stack, running_stack
-from tests.integration.test_checkpoint import content, fill
+from tests.integration.test_checkpoint import content, fill, without_indexes
 from tests.integration.test_tq_checkpoint import run
 from tests.waiting import wait_until
 from transfer_queue.checkpoint import directory
+from transfer_queue.config.running import CHECKPOINT_STATUS, LastCheckpoint, read_report
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, InvalidInputError
 
 URL = "s3://checkpoints/run7/queue"
@@ -199,3 +203,88 @@ def test_saves_at_intervals_keep_the_newest_while_producers_write(store: fsspec.
         assert 0 <= len(first) - len(second) <= 1
         assert set(first) == {str(number) for number in range(len(first))}
         assert [int(x) for x in tq.kv_batch_get(list(second), "second")["x"].unbind()] == [int(key) for key in second]
+
+
+@contextmanager
+def brought_up(folder: Path, backend: str, **spec: Any) -> Iterator[QueueCommand]:
+    """A queue that ``tq up`` keeps and that this process uses."""
+    folder.mkdir()
+    queue = QueueCommand(folder, {backend: {}})
+    for name, value in spec.items():
+        queue.resource["spec"][name] = (
+            {**queue.resource["spec"].get(name, {}), **value} if name != "restoreFrom" else value
+        )
+    queue.write()
+    started = queue.run("up", "-f", str(queue.file), "--detach")
+    try:
+        assert started.returncode == 0, started.stderr
+        queue.said = started.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TQ_CONFIG_FILE", str(queue.state / "transferqueue" / "test" / "attach.yaml"))
+            tq.init()
+            yield queue
+    finally:
+        tq.close()
+        queue.run("down")
+
+
+def last_checkpoint(queue: QueueCommand) -> LastCheckpoint:
+    report = read_report(queue.state / "transferqueue" / "test" / CHECKPOINT_STATUS)
+    return (report and report.last) or LastCheckpoint()
+
+
+def ports(count: int) -> dict[str, int]:
+    first = free_ports(2 * count)
+    return {"port": first, "metricsPort": first + count}
+
+
+def test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_backend(
+    store: fsspec.AbstractFileSystem, tmp_path: Path
+) -> None:
+    place = "s3://checkpoints/run7/scheduled"
+    policy = [{"name": "job", "namespace": "default", "roles": ["admin", "producer", "consumer"], "partitions": [""]}]
+    checkpoint = {"schedule": "1s", "keep": 2, "destination": place}
+    with brought_up(tmp_path / "a", "simple", checkpoint=checkpoint, security={"policy": policy}) as queue:
+        fill()
+        wait_until(lambda: last_checkpoint(queue).url, "a checkpoint is there", 120)
+        queue.named("checkpoint.keeper").kill()  # it is started again
+        tq.kv_put("later", "kv", {"x": torch.arange(5)})
+        before, at = content(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        wait_until(lambda: last_checkpoint(queue).time > at, "one after the last put is there", 120)
+        last = last_checkpoint(queue)
+        assert last.url.startswith(f"{place}/")
+        assert not last.error
+        assert f"checkpoint: {last.rows} rows" in queue.run("status").stdout
+        (told,) = json.loads(queue.run("status", "-o", "json").stdout)
+        assert told["checkpoint"]["last"]["rows"] == last.rows
+    assert "is sound and holds" in run("show", place, "--verify").stdout
+    shape = {"controller": {"shards": 2, **ports(2)}, "storage": {"replicas": 3, **ports(3)}}
+    with brought_up(tmp_path / "b", "mooncake", restoreFrom=place, **shape) as queue:
+        assert f"loaded {last.rows} rows" in queue.said
+        assert without_indexes(content()) == without_indexes(before)
+        assert not any("keeper" in " ".join(process.cmdline()) for process in queue.processes())
+
+
+def test_a_restore_that_fails_starts_no_queue_and_one_into_rows_changes_nothing(
+    store: fsspec.AbstractFileSystem, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "kept")
+    with brought_up(tmp_path / "a", "simple", controller={"durability": "node"}) as queue:
+        tq.kv_put("old", "p", {"x": torch.ones(2)})
+        tq.save_checkpoint(place)
+        tq.kv_put("new", "p", {"x": torch.ones(2)})
+        queue.resource["spec"]["restoreFrom"] = place
+        queue.write()
+        tq.close()
+        queue.run("down")
+        started = queue.run("up", "-f", str(queue.file), "--detach")
+        assert f"{place} was not loaded: the queue is not empty, it has 2 rows" in started.stderr
+        tq.init()
+        assert list(tq.kv_list("p")["p"]) == ["old", "new"]
+        tq.close()
+        queue.run("down")
+        queue.resource["spec"]["restoreFrom"] = "s3://checkpoints/elsewhere"
+        queue.write()
+        failed = queue.run("up", "-f", str(queue.file), "--detach")
+        assert failed.returncode == 1
+        assert "checkpoint did not start: checkpoint not found: there is no s3://checkpoints/elsewhere" in failed.stderr

@@ -17,7 +17,7 @@ import typer
 from transfer_queue.cli import checkpoint, data, diagnosis, storage
 from transfer_queue.cli.connection import QueueOption, running_queues
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.output import Output, OutputOption, show
+from transfer_queue.cli.output import Output, OutputOption, human_bytes, show
 from transfer_queue.cli.state import RunningQueue, read_ended, read_running, stop_running
 from transfer_queue.cli.up import bring_up, bring_up_detached
 from transfer_queue.cli.usage import HelpfulCommand
@@ -131,6 +131,11 @@ def status(queue_name: QueueOption = None, output: OutputOption = Output.table) 
             typer.echo(f"  {server.name:<16} pid {server.pid:<8} {server.address}".rstrip())
         if queue.page:
             typer.echo(f"  page: {queue.page}")
+        if queue.checkpoint and (last := queue.checkpoint.last):
+            saved = (
+                f"{last.rows} rows, {human_bytes(last.bytes)} at {last.time}: {last.url}" if last.url else "none yet"
+            )
+            typer.echo(f"  checkpoint: {saved}" + (f" ({last.error})" if last.error else ""))
         typer.echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
     for trouble in read_ended():
         when = datetime.fromtimestamp(trouble.at).strftime("%Y-%m-%d %H:%M:%S")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -15,12 +15,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
-from transfer_queue.errors import ConfigError, TransferQueueError
+from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
     from transfer_queue.checkpoint import files
+    from transfer_queue.checkpoint.directory import CheckpointDirectory
     from transfer_queue.client.client import Client
-    from transfer_queue.config.attach import AttachConfig
 
 __all__ = ["app"]
 
@@ -69,41 +69,46 @@ def save(
         from transfer_queue.checkpoint.directory import open_directory
         from transfer_queue.checkpoint.save import save_queue
 
-        def save_to(place: str) -> None:
-            with _client(queue, controller) as client, _progress(f"saving to {place}") as progress:
-                directory = open_directory(place)
+        def save_to(client: Client, directory: CheckpointDirectory) -> None:
+            with _progress(f"saving to {directory}") as progress:
                 manifest = save_queue(client, directory, include_storage=data, metadata=about, progress=progress)
+            place = str(directory)
             show(_summary(place, manifest), output, lambda: [_line("saved", place, manifest)])
 
-        if every is None:
-            save_to(path)
-        else:
-            _save_at_intervals(path, _identity(find_queue(queue, controller)), every, keep, save_to)
+        if every is not None:
+            _save_at_intervals(path, queue, controller, every, keep, save_to)
+            return
+        with _client(queue, controller) as client:
+            save_to(client, open_directory(path))
 
 
-def _save_at_intervals(path: str, queue: str, every: float, keep: int, save_to: Callable[[str], None]) -> NoReturn:
-    """At the multiples of ``every`` seconds. A save that fails leaves the earlier ones, and the next one is in time."""
+def _save_at_intervals(
+    path: str,
+    queue: str | None,
+    controller: str | None,
+    every: float,
+    keep: int,
+    save_to: Callable[[Client, CheckpointDirectory], None],
+) -> None:
+    """Now, and at the multiples of ``every`` seconds until a signal."""
+    from transfer_queue.checkpoint.scheduled import begin_next, save_at
     from transfer_queue.checkpoint.series import Series
 
-    series = Series(path, queue)
-    while True:
-        try:
-            save_to(str(series.begin(datetime.now(timezone.utc))))
-        except ConfigError:
-            raise
-        except (TransferQueueError, OSError) as error:
-            say(f"not saved: {error}; trying again at the next interval")
-        else:
-            try:
-                series.prune(keep)
-            except (TransferQueueError, OSError) as error:
-                say(f"saved, but earlier checkpoints were not removed: {error}; trying again after the next save")
-        time.sleep(every - time.time() % every)
+    series = Series(path, find_queue(queue, controller).identity)
 
+    def save() -> None:
+        with _client(queue, controller) as client:
+            if (directory := begin_next(client, series)) is None:
+                say("the queue has no rows; the checkpoints that there are stay")
+            else:
+                save_to(client, directory)
 
-def _identity(config: AttachConfig) -> str:
-    """What tells a queue from others: its uid, or else its name and addresses."""
-    return config.uid or f"{config.name or 'queue'} at {','.join(config.controller.addresses)}"
+    def times() -> Iterator[None]:
+        while True:
+            yield
+            time.sleep(every - time.time() % every)
+
+    save_at(times(), series, keep, save, say)
 
 
 @app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from transfer_queue.config.ownership import private_folder
-from transfer_queue.config.running import RunningQueue, ServerState
+from transfer_queue.config.running import CHECKPOINT_STATUS, RunningQueue, ServerState, read_report
 from transfer_queue.config.trouble import Trouble, read_trouble, state_root
 from transfer_queue.errors import StartError, TransferQueueError
 
@@ -32,7 +32,7 @@ __all__ = [
 
 _OTHER_FOLDER = "set XDG_STATE_HOME to a writable folder of your own"
 _RECENT_S = 86400.0
-_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json")
+_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json", CHECKPOINT_STATUS)
 """Files that every run with a note writes, besides two for each server."""
 
 
@@ -113,7 +113,8 @@ def _read(folder: Path) -> RunningQueue | None:
     try:
         if _lock(lock):  # not locked: the file belongs to a run that ended
             return None
-        return msgspec.json.decode((folder / "queue.json").read_bytes(), type=RunningQueue)
+        found = msgspec.json.decode((folder / "queue.json").read_bytes(), type=RunningQueue)
+        return msgspec.structs.replace(found, checkpoint=read_report(folder / CHECKPOINT_STATUS))
     except FileNotFoundError:
         return None  # starting or stopping
     finally:

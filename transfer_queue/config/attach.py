@@ -94,6 +94,11 @@ class AttachConfig(TerseDocument):
         return self
 
     @property
+    def identity(self) -> str:
+        """What tells the queue from others: its uid, or else its name and addresses."""
+        return self.uid or f"{self.name or 'queue'} at {','.join(self.controller.addresses)}"
+
+    @property
     def target(self) -> Target:
         """The expected queue."""
         return Target(self.name, self.uid, self._origin, self._folder)

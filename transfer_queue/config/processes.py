@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from transfer_queue.config import defaults
+from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import Bytes, Document
 from transfer_queue.config.quantity import Quantity
 from transfer_queue.config.security import ServerSecurity
@@ -14,6 +15,7 @@ from transfer_queue.config.security import ServerSecurity
 __all__ = [
     "SMALLEST_CAPACITY",
     "BackendChoice",
+    "CheckpointConfig",
     "ControllerConfig",
     "Durability",
     "SamplerChoice",
@@ -127,3 +129,25 @@ class StorageUnitConfig(Document):
     timing: Timing = Timing()
     security: ServerSecurity = ServerSecurity()
     """The same policy and tokens as the controller's."""
+
+
+class CheckpointConfig(Document):
+    """Settings of the process that restores a queue and saves it on a schedule."""
+
+    attach: AttachConfig
+    """How it reaches the queue. With a policy it needs the role admin for all partitions."""
+    restore_from: str | None = None
+    """Checkpoint, or series of them, that is loaded before anything is saved, unless the queue has rows."""
+    units: int = Field(default=0, ge=0)
+    """Storage units that a restore waits for."""
+    schedule: str | None = None
+    """See ``config/schedule.py``; null: no saves."""
+    destination: str | None = None
+    """Where the checkpoints go; null: no saves."""
+    keep: int = Field(default=defaults.KEPT_CHECKPOINTS, ge=1)
+    status_file: str
+    """Where it notes what it did; a process that takes its place goes on with that."""
+    host: str = "127.0.0.1"
+    """Address of ``metrics_port``."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """HTTP port of /status, /healthz, /readyz; 0: any free port; null: off."""

@@ -13,18 +13,21 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from transfer_queue.config import defaults
 from transfer_queue.config.document import Yaml, problems, read_yaml
-from transfer_queue.config.quantity import Amount, AtLeast, Quantity
-from transfer_queue.config.resource_pods import PodTemplate
+from transfer_queue.config.quantity import AtLeast, Quantity
+from transfer_queue.config.resource_checkpoint import Checkpoint, Place
+from transfer_queue.config.resource_pods import Part, PodTemplate
 from transfer_queue.config.resource_security import Security, TlsMode
 from transfer_queue.config.rules import Between, Matches, Model, Rule
 from transfer_queue.errors import ConfigError
 
 __all__ = [
     "Backend",
+    "Checkpoint",
     "Controller",
     "Journal",
     "Metadata",
     "Mooncake",
+    "Part",
     "Security",
     "Simple",
     "Spec",
@@ -50,32 +53,6 @@ SamplerName = Literal[
     "PrioritySampler",
     "ReplaySampler",
 ]
-
-
-class Resources(Model):
-    """Resources that each pod requests."""
-
-    requests: dict[str, Amount] = Field(default={}, description="Guaranteed amounts, such as cpu: 500m, memory: 2Gi.")
-    limits: dict[str, Amount] = Field(default={}, description="Upper bounds.")
-
-
-class Part(Model):
-    """Settings of the pods of one part; ``tq up`` ignores them."""
-
-    image: str | None = Field(
-        default=None, description="Container image; by default the one the operator was installed with."
-    )
-    resources: Resources = Field(default=Resources(), description="Resource requests and limits of the container.")
-    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
-    tolerations: list[dict[str, JsonValue]] = Field(default=[], description="Taints of nodes that the pods tolerate.")
-    affinity: dict[str, JsonValue] = Field(default={}, description="Affinity of the pods, as in a pod.")
-    annotations: dict[str, str] = Field(default={}, description="Further annotations of the pods.")
-    env: list[dict[str, JsonValue]] = Field(
-        default=[], description="Further environment variables; one of the same name replaces the operator's."
-    )
-    extra_containers: list[dict[str, JsonValue]] = Field(
-        default=[], description="Further containers beside the part's own, as in a pod."
-    )
 
 
 class Sampler(Model):
@@ -451,6 +428,12 @@ class Spec(Model):
     injection: Injection = Field(default=Injection(), description="What labelled pods get.")
     access: Access = Field(default=Access(), description="Who may attach.")
     security: Security = Field(default=Security(), description="What is refused.")
+    checkpoint: Checkpoint | None = Field(default=None, description="Saves of the whole queue; unset: none.")
+    restore_from: Place | None = Field(
+        default=None,
+        description="Checkpoint, or series of them, that the queue starts with. It is loaded once, before the queue is "
+        "Ready, and never into a queue that has rows.",
+    )
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Template that is merged over every pod of the queue."
     )
@@ -492,11 +475,22 @@ class Spec(Model):
             " || self.security.tls.mode == 'off'",
             "backend ray has no TLS: its storage units are actors of the job; encrypt the network of the Ray cluster",
         ),
+        Rule(
+            lambda self: self.backend.ray is None or (self.checkpoint is None and self.restore_from is None),
+            "!has(self.backend.ray) || (!has(self.checkpoint) && !has(self.restoreFrom))",
+            "checkpoint and restoreFrom need another backend than ray, whose rows only a process of the Ray job reads: "
+            "call save_checkpoint and load_checkpoint there",
+        ),
     )
 
     def tls_mode(self, default: TlsMode) -> TlsMode:
         """See :meth:`Security.tls_mode`."""
         return "off" if self.backend.ray is not None else self.security.tls_mode(default)
+
+    @property
+    def saves(self) -> bool:
+        """Whether a process restores the queue or saves it."""
+        return self.restore_from is not None or (self.checkpoint is not None and self.checkpoint.schedule is not None)
 
     @property
     def transport(self) -> Literal["tcp", "rdma"]:

@@ -1,4 +1,4 @@
-"""The pod template of a resource, which the operator lays over all pods of the queue."""
+"""Settings of pods in a resource: those of one part, and the template that the operator lays over all pods."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from transfer_queue.config.quantity import Amount
 from transfer_queue.config.rules import Model
 
-__all__ = ["PodMetadata", "PodSpec", "PodTemplate"]
+__all__ = ["Part", "PodMetadata", "PodSpec", "PodTemplate", "Resources"]
 
 Object = dict[str, JsonValue]
+
+
+class Resources(Model):
+    """Resources that each pod requests."""
+
+    requests: dict[str, Amount] = Field(default={}, description="Guaranteed amounts, such as cpu: 500m, memory: 2Gi.")
+    limits: dict[str, Amount] = Field(default={}, description="Upper bounds.")
+
+
+class Part(Model):
+    """Settings of the pods of one part; ``tq up`` ignores them."""
+
+    image: str | None = Field(
+        default=None, description="Container image; by default the one the operator was installed with."
+    )
+    resources: Resources = Field(default=Resources(), description="Resource requests and limits of the container.")
+    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
+    tolerations: list[dict[str, JsonValue]] = Field(default=[], description="Taints of nodes that the pods tolerate.")
+    affinity: dict[str, JsonValue] = Field(default={}, description="Affinity of the pods, as in a pod.")
+    annotations: dict[str, str] = Field(default={}, description="Further annotations of the pods.")
+    env: list[dict[str, JsonValue]] = Field(
+        default=[], description="Further environment variables; one of the same name replaces the operator's."
+    )
+    extra_containers: list[dict[str, JsonValue]] = Field(
+        default=[], description="Further containers beside the part's own, as in a pod."
+    )
 
 
 class PodMetadata(Model):

@@ -139,11 +139,14 @@ class Security(Model):
             return self.tls.mode
         return "operator" if self.policy is not None or self.tokens_secret is not None else default
 
-    def policy_document(self, server: str) -> Policy | None:
-        """The policy as servers read it. ``server``: a name of the certificate of controller and storage units."""
+    def policy_document(self, server: str, *, saves: bool) -> Policy | None:
+        """The policy as servers read it. ``server``: a name of the certificate of controller and storage units, and of
+        the process that ``saves`` the queue, if there is one."""
         if self.policy is None:
             return None
         storage = PolicyPrincipal(name="storage", certificate=server, roles=["storage"])
+        if saves:
+            storage = PolicyPrincipal(name="storage", certificate=server, roles=["storage", "admin"], partitions=[""])
         others = [
             PolicyPrincipal(
                 name=entry.name,

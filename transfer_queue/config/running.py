@@ -1,15 +1,29 @@
-"""The note of a queue that ``tq up`` keeps on this machine: in its folder, for ``tq`` and for programs of this user."""
+"""Notes about a running queue, for ``tq`` and for programs of its user: of ``tq up``, and of what saves the queue."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from transfer_queue.config.trouble import state_root
 
-__all__ = ["Restart", "RunningQueue", "ServerState", "noted_queues"]
+__all__ = [
+    "CHECKPOINT_STATUS",
+    "CheckpointReport",
+    "LastCheckpoint",
+    "Restart",
+    "Restored",
+    "RunningQueue",
+    "ServerState",
+    "noted_queues",
+    "read_report",
+]
+
+CHECKPOINT_STATUS = "checkpoint-status.json"
+"""File in the folder of a queue of ``tq up``: a CheckpointReport."""
 
 
 class ServerState(msgspec.Struct):
@@ -27,6 +41,34 @@ class Restart(msgspec.Struct):
     what: str
 
 
+class LastCheckpoint(msgspec.Struct, omit_defaults=True):
+    """The last complete checkpoint of a schedule; of none yet ``time`` is empty. ``time``: RFC 3339, in UTC.
+    ``error``: why the last attempt failed; empty if it did not."""
+
+    time: str = ""
+    rows: int = 0
+    bytes: int = 0
+    url: str = ""
+    error: str = ""
+
+
+class Restored(msgspec.Struct, omit_defaults=True):
+    """What became of ``spec.restoreFrom``. ``loaded``: false if the queue had rows, which ``message`` counts."""
+
+    url: str
+    loaded: bool
+    message: str
+
+
+class CheckpointReport(msgspec.Struct, omit_defaults=True):
+    """What the process that restores and saves a queue did."""
+
+    last: LastCheckpoint | None = None
+    restored: Restored | None = None
+    restoring: bool = False
+    """Whether a restore has begun and did not end."""
+
+
 class RunningQueue(msgspec.Struct):
     """A queue started by ``tq up``. ``pid``: the process that keeps it; a SIGTERM to it takes the queue down."""
 
@@ -40,6 +82,8 @@ class RunningQueue(msgspec.Struct):
     """URL of the page that shows the queue."""
     restarts: list[Restart] = []
     """The last ones, the latest last."""
+    checkpoint: CheckpointReport | None = None
+    """What was restored and saved, as of now."""
 
 
 def noted_queues() -> list[RunningQueue]:
@@ -52,3 +96,10 @@ def noted_queues() -> list[RunningQueue]:
                 os.kill(queue.pid, 0)
                 found.append(queue)
     return found
+
+
+def read_report(file: Path) -> CheckpointReport | None:
+    """What the process that saves a queue noted in ``file``, if there is one."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(file.read_bytes(), type=CheckpointReport)
+    return None

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from transfer_queue.config.attach import AttachConfig, parse_address
+from transfer_queue.config.document import Document
 from transfer_queue.config.ownership import private_folder
 from transfer_queue.config.processes import BackendChoice, ControllerConfig, SamplerChoice, StorageUnitConfig
-from transfer_queue.config.running import Restart
+from transfer_queue.config.running import CHECKPOINT_STATUS, Restart, read_report
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
 from transfer_queue.config.trouble import Trouble, clear_trouble, write_trouble
 from transfer_queue.errors import ConfigError, StartError
@@ -53,6 +54,8 @@ _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=90)
 _BACKDATED = timedelta(days=2)
 """How long before the present they begin, so that a wall clock that is set back refuses nobody."""
 _RENEW_AGAIN = timedelta(hours=1)
+_RESTORE_S = 86400.0
+"""Longest restore of a checkpoint."""
 Progress = Callable[[str, float], None]
 """Called with (what is serving now, seconds since the start)."""
 
@@ -77,6 +80,8 @@ class LocalStack:
         self._settings: list[ControllerConfig] = []
         self._progress: Progress = lambda what, after: None
         self._units: list[ServerProcess] = []
+        self._savers: list[ServerProcess] = []
+        """The process that saves the queue, if one does."""
         self._addresses: list[str] = []
         self._restarts: dict[str, Restarts] = {}
         self.restarts: list[Restart] = []
@@ -123,6 +128,7 @@ class LocalStack:
                 self._units.append(self._spawn_unit(number))
             for unit in wait_until_serving(self._units, self._timeout_s):
                 progress(f"{unit.name} ready", time.monotonic() - began)
+            self._start_saver()
             undo.pop_all()
         return self
 
@@ -192,7 +198,7 @@ class LocalStack:
 
     def _spawn_controller(self, shard: int) -> ServerProcess:
         name = "controller" if self.plan.shards == 1 else f"controller-{shard}"
-        return self._spawn(name, "controller", self._settings[shard])
+        return self._spawn(name, "runtime.controller", self._settings[shard])
 
     def _keep_addresses(self) -> None:
         """Pin the ports of the controllers, so that a restarted controller serves at the same address."""
@@ -212,7 +218,31 @@ class LocalStack:
 
     def _spawn_unit(self, number: int) -> ServerProcess:
         config = self.plan.unit_configs(*self._addresses)[number]
-        return self._spawn(config.name, "storage_unit", config)
+        return self._spawn(config.name, "runtime.storage_unit", config)
+
+    def _start_saver(self) -> None:
+        """Restore the queue and begin to save it, as the resource says."""
+        status = self.directory / CHECKPOINT_STATUS
+        status.unlink(missing_ok=True)
+        config = self.plan.checkpoint_config(self.directory, *self._addresses, restore=True)
+        if config is None:
+            return
+        self._savers.append(self._spawn("checkpoint", "checkpoint.keeper", config))
+        for _ in wait_until_serving(self._savers, _RESTORE_S):
+            report = read_report(status)
+            if report and report.restored:
+                self._progress(report.restored.message, self._age)
+        if config.schedule is None:
+            stop_all(self._savers)
+            self._savers = []
+        else:
+            what = f"checkpoints go to {config.destination}, schedule {config.schedule}"
+            self._progress(what, self._age)
+
+    def _spawn_saver(self, number: int) -> ServerProcess:
+        config = self.plan.checkpoint_config(self.directory, *self._addresses, restore=False)
+        assert config is not None
+        return self._spawn("checkpoint", "checkpoint.keeper", config)
 
     def _make_certificates(self) -> None:
         """A CA, and certificates for the servers and for the programs of this user."""
@@ -276,12 +306,12 @@ class LocalStack:
             self._issue_certificates(now)
         except StartError as error:  # the present ones are good for some time
             self._renew_from = now + _RENEW_AGAIN
-            self._progress(f"certificates not renewed: {error}", time.monotonic() - self._began)
+            self._progress(f"certificates not renewed: {error}", self._age)
         else:
-            self._progress("certificates renewed", time.monotonic() - self._began)
+            self._progress("certificates renewed", self._age)
 
-    def _spawn(self, name: str, module: str, config: ControllerConfig | StorageUnitConfig) -> ServerProcess:
-        return ServerProcess(name, f"transfer_queue.runtime.{module}", config, self.directory)
+    def _spawn(self, name: str, module: str, config: Document) -> ServerProcess:
+        return ServerProcess(name, f"transfer_queue.{module}", config, self.directory)
 
     def _start_master(self, master: Master) -> MasterEndpoints:
         from transfer_queue.storage.mooncake.loopback import can_confine
@@ -342,8 +372,8 @@ class LocalStack:
 
     @property
     def processes(self) -> list[ServerProcess]:
-        """Controllers and storage units."""
-        return [*self._controllers, *self._units]
+        """Controllers, storage units, and what saves them."""
+        return [*self._controllers, *self._units, *self._savers]
 
     def restart_ended(self) -> None:
         """Restart servers that ended, at a bounded rate, without waiting for them. Raises StartError for a server that
@@ -352,6 +382,16 @@ class LocalStack:
         rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"
         self._restart(self._controllers, self._spawn_controller, "" if self._durable else rows)
         self._restart_storage()
+        try:
+            self._restart(self._savers, self._spawn_saver, None)
+        except StartError as error:  # the queue is worth more than its checkpoints
+            stop_all(self._savers)
+            self._savers = []
+            self._progress(f"no more checkpoints are saved: {error}; correct it and start the queue again", self._age)
+
+    @property
+    def _age(self) -> float:
+        return time.monotonic() - self._began
 
     @property
     def _durable(self) -> bool:
@@ -363,7 +403,8 @@ class LocalStack:
         kept = self._durable and self.plan.controller.backend.kind == "simple"
         self._restart(self._units, self._spawn_unit, "" if kept else "its rows")
 
-    def _restart(self, servers: list[ServerProcess], spawn: Callable[[int], ServerProcess], lost: str) -> None:
+    def _restart(self, servers: list[ServerProcess], spawn: Callable[[int], ServerProcess], lost: str | None) -> None:
+        """``lost``: the rows that end with them; empty: none; None: they have none."""
         now = time.monotonic()
         for number, server in enumerate(servers):
             again = self._restarts.setdefault(server.name, Restarts())
@@ -393,12 +434,12 @@ class LocalStack:
         else:
             self._serves(again, now, "mooncake_master")
 
-    def _is_due(self, again: Restarts, now: float, failure: str, lost: str) -> bool:
+    def _is_due(self, again: Restarts, now: float, failure: str, lost: str | None) -> bool:
         if again.due is None:
             delay = again.ended(now, failure)
             when = f"in {delay:g} s" if delay else "now"
-            what = f"without {lost}, which are lost" if lost else "with its rows"
-            what = f"{failure}; it is restarted {when}, {what}"
+            rows = f", without {lost}, which are lost" if lost else ", with its rows" if lost is not None else ""
+            what = f"{failure}; it is restarted {when}{rows}"
             self.restarts = [*self.restarts[1 - _MOST_NOTED :], Restart(time.time(), what)]
             self._progress(what, now - self._began)
             self.note("restarting", what)
@@ -475,11 +516,12 @@ class LocalStack:
         """End every process, storage units first, so that none waits for one that is gone. Idempotent."""
         self._stopping = True
         with self._changing:
+            stop_all(self._savers)
             stop_all(self._units)
             stop_all(self._controllers)
             if self._master:
                 self._master.stop()
-            self._units, self._controllers, self._master, self.resources = [], [], None, None
+            self._savers, self._units, self._controllers, self._master, self.resources = [], [], [], None, None
         if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from transfer_queue.config.attach import AttachConfig, AttachSecurity, ControllerAddresses
 from transfer_queue.config.derive import Site, controller_config, shard_configs, unit_config
-from transfer_queue.config.processes import BackendChoice, ControllerConfig, StorageUnitConfig
+from transfer_queue.config.processes import BackendChoice, CheckpointConfig, ControllerConfig, StorageUnitConfig
 from transfer_queue.config.resource import (
     Backend,
+    Checkpoint,
     Master,
     Mooncake,
     Simple,
@@ -23,6 +24,7 @@ from transfer_queue.config.resource import (
     Yuanrong,
     parse,
 )
+from transfer_queue.config.running import CHECKPOINT_STATUS
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
 from transfer_queue.errors import ConfigError
 
@@ -55,6 +57,9 @@ class LocalPlan:
     namespace: str = "default"
     """Name of the local programs in the policy."""
     client_tls: TlsFiles | None = None
+    checkpoint: Checkpoint | None = None
+    """When and where the queue is saved."""
+    restore_from: str | None = None
 
     @property
     def uid(self) -> str | None:
@@ -147,6 +152,26 @@ class LocalPlan:
             security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls, secret=self.secret),
         )
 
+    def checkpoint_config(self, folder: Path, *controllers: str, restore: bool) -> CheckpointConfig | None:
+        """Settings of the process that restores the queue, if ``restore``, and saves it; None if it has nothing to do.
+
+        With a policy only the certificate of the servers has all rights.
+        """
+        saves = self.checkpoint if self.checkpoint and self.checkpoint.schedule else None
+        if saves is None and not (restore and self.restore_from):
+            return None
+        attach = self.attach_config(*controllers)
+        security = attach.security.model_copy(update={"tls": self.controller.security.tls})
+        return CheckpointConfig(
+            attach=attach.model_copy(update={"security": security}),
+            restore_from=self.restore_from if restore else None,
+            units=len(self.units),
+            schedule=saves.schedule if saves else None,
+            destination=saves.destination if saves else None,
+            keep=saves.keep if saves else 1,
+            status_file=str(folder / CHECKPOINT_STATUS),
+        )
+
 
 def with_backend(resource: TransferQueue, kind: str) -> TransferQueue:
     """``resource`` with backend ``kind``; its own settings of that kind if it has it, else the defaults.
@@ -205,9 +230,11 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
         layout=spec.layout,
         allow_pickle=spec.security.allow_pickle,
         tls=spec.tls_mode("off") != "off",
-        policy=spec.security.policy_document(SERVER_NAME),
+        policy=spec.security.policy_document(SERVER_NAME, saves=spec.saves),
         namespace=resource.metadata.namespace,
         shards=spec.controller.shards,
+        checkpoint=spec.checkpoint,
+        restore_from=spec.restore_from,
     )
 
 

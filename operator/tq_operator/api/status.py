@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from transfer_queue.config.rules import Model
 
-__all__ = ["Condition", "Endpoints", "PartStatus", "Reported", "Status"]
+__all__ = ["Condition", "Endpoints", "LastCheckpoint", "PartStatus", "Reported", "Status"]
 
 
 class Reported(Model):
@@ -21,10 +21,10 @@ class Condition(Reported):
     """One aspect of the state. Ready, Progressing and Degraded are always there.
 
     RdmaAvailable is there where the backend moves bytes over RDMA and the policy is not off, MasterServing where
-    masters with high availability run.
+    masters with high availability run, Restored where the spec has restoreFrom.
     """
 
-    type: str = Field(description="Ready, Progressing, Degraded, RdmaAvailable or MasterServing.")
+    type: str = Field(description="Ready, Progressing, Degraded, RdmaAvailable, MasterServing or Restored.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: str = Field(description="One word for programs.")
     message: str = Field(default="", description="What happened and what to do about it.")
@@ -58,6 +58,16 @@ class StorageStatus(PartStatus):
     used: str | None = Field(default=None, description="Memory in use over all storage units.")
 
 
+class LastCheckpoint(Reported):
+    """The last complete checkpoint of spec.checkpoint."""
+
+    time: str | None = Field(default=None, description="The moment that it holds.")
+    rows: int | None = Field(default=None, description="Rows in it.")
+    bytes: int | None = Field(default=None, description="Bytes of its files.")
+    url: str | None = Field(default=None, description="Where it is.")
+    error: str | None = Field(default=None, description="Why the last attempt failed; unset if it did not.")
+
+
 class Status(Reported):
     """The observed state."""
 
@@ -71,5 +81,8 @@ class Status(Reported):
     storage: StorageStatus = Field(default=StorageStatus(), description="The storage units.")
     transport: str = Field(default="", description="How bytes move: tcp or rdma.")
     tls: str = Field(default="", description="How connections are made: off, operator, secret or issuer.")
+    last_checkpoint: LastCheckpoint | None = Field(
+        default=None, description="The last complete checkpoint of spec.checkpoint."
+    )
     injected: int = Field(default=0, description="Pods that were given this queue.")
     operator: str | None = Field(default=None, description="The operator that keeps the queue: namespace/name.")

@@ -22,7 +22,13 @@ def overview(access: Access, queue: Manifest) -> dict[str, Any]:
     pods = [pod_summary(pod) for pod in access.pods(metadata["name"])]
     group = (queue["spec"]["backend"].get("mooncake") or {}).get("highAvailability")
     master = "mooncake-masters" if group else "mooncake-master"
-    reported = {"controller": "controller", "storage": "storage", master: "master", "etcd": "etcd"}
+    reported = {
+        "controller": "controller",
+        "storage": "storage",
+        master: "master",
+        "etcd": "etcd",
+        "checkpoint": "checkpoint",
+    }
     parts = []
     for part, key in reported.items():
         own = [pod for pod in pods if pod["part"] == part]
@@ -43,6 +49,7 @@ def overview(access: Access, queue: Manifest) -> dict[str, Any]:
         "leader": status.get("leader"),
         "endpoints": status.get("endpoints", {}),
         "storage": {name: storage.get(name) for name in ("ready", "replicas", "used", "capacity")},
+        "lastCheckpoint": status.get("lastCheckpoint"),
         "injected": status.get("injected", 0),
         "bindings": bindings_of(access, metadata["namespace"], metadata["name"]),
     }
@@ -132,6 +139,9 @@ def draw_overview(seen: dict[str, Any]) -> Sequence[Any]:
     if storage["capacity"]:
         units = f"{storage['ready'] or 0} of {storage['replicas']} storage units ready"
         parts += ["", Text(f"{units}, {storage['used'] or 'an unknown part'} of {storage['capacity']} used")]
+    if last := seen["lastCheckpoint"]:
+        saved = f"last checkpoint {_age(last['time'])} ago: {last['rows']} rows, {last['url']}" if "url" in last else ""
+        parts.append(Text("; ".join(filter(None, (saved, last.get("error"))))))
     parts.append(Text(f"{seen['injected']} pods were given the queue"))
     if seen["bindings"]:
         rows = [[each[key] for key in ("namespace", "name", "bound", "reason")] for each in seen["bindings"]]

@@ -15,3 +15,4 @@ class Part(str, Enum):
     mooncake_master = "mooncake-master"
     mooncake_masters = "mooncake-masters"
     etcd = "etcd"
+    checkpoint = "checkpoint"

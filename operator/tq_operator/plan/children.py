@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tq_operator.plan.claims import claim_templates, storage_claim
 from tq_operator.plan.masters import masters, runs_etcd
@@ -26,10 +27,12 @@ from tq_operator.plan.settings import (
     CONFIG_DIRECTORY,
     JOURNAL_DIRECTORY,
     SPILL_DIRECTORY,
+    STATE_DIRECTORY,
     TLS_DIRECTORY,
     TOKEN_DIRECTORY,
     TOKENS_KEY,
     attach_settings,
+    checkpoint_settings,
     controller_settings,
     policy_settings,
     restarting,
@@ -37,7 +40,7 @@ from tq_operator.plan.settings import (
     yaml_text,
 )
 from transfer_queue.config.defaults import GROUP
-from transfer_queue.config.resource import SsdOffload
+from transfer_queue.config.resource import Checkpoint, SsdOffload
 
 __all__ = ["CONFIG_ANNOTATION", "desired_children", "drains", "uses_storage_units"]
 
@@ -74,12 +77,16 @@ def desired_children(queue: Queue, images: Images) -> list[Manifest]:
         files["policy.yaml"] = yaml_text(policy)
     if uses_storage_units(queue):
         files["storage.yaml"] = yaml_text(storage_settings(queue, ipv6=images.ipv6))
+    if saving := checkpoint_settings(queue):
+        files["checkpoint.yaml"] = yaml_text(saving)
     children = [manifest(queue, "v1", "ConfigMap", "config", data=files), *claim_templates(queue)]
     if queue.spec.backend.mooncake:
         children += masters(queue, queue.spec.backend.mooncake, images)
     children += _controller(queue, images, files)
     if uses_storage_units(queue):
         children += _storage(queue, images, files["storage.yaml"])
+    if saving:
+        children.append(_checkpoint(queue, images, restarting(saving)))
     if queue.spec.disruption_budget:
         parts = [
             "controller",
@@ -170,13 +177,6 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     ports = {"transferqueue": part.port, "metrics": part.metrics_port}
     # Yuanrong's bytes lie in its worker.
     memory = mebibytes(0 if queue.spec.backend.yuanrong else queue.spec.unit_capacity, _UNIT_OVERHEAD)
-    limits = {"memory": memory}
-    capabilities: tuple[str, ...] = ()
-    if queue.transport == "rdma" and queue.spec.rdma.resource_name:
-        limits[queue.spec.rdma.resource_name] = "1"
-        capabilities = ("IPC_LOCK",)
-    if device := storage_claim(queue):
-        capabilities = ("IPC_LOCK",)
     volumes, claims = _storage_volumes(queue)
     container = Container(
         image=part.image or (images.mooncake if mooncake else images.server),
@@ -185,28 +185,75 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
         ports=ports,
         probes=http_probes("metrics"),
         requests={"cpu": "100m", "memory": memory, **_node_disk(queue)},
-        limits=limits,
-        env=[
-            _from_field("POD_NAME", "metadata.name"),
-            _from_field("POD_IP", "status.podIP"),
-            # Mooncake must never announce "localhost" to other pods.
-            _from_field("LOCAL_IP", "status.podIP"),
-            _from_field("MC_TCP_BIND_ADDRESS", "status.podIP"),
-            {"name": "MC_STORE_MEMCPY", "value": "0"},
-            *_yuanrong_environment(queue, images.ipv6),
-        ],
+        limits={"memory": memory},
+        env=_data_environment(queue, images),
         volumes=volumes,
-        capabilities=capabilities,
-        resource_claims=[device] if device else [],
         before_stop=_python("transfer_queue.client.draining", "storage.yaml") if drains(queue) else [],
         stop_seconds=part.drain_seconds + _END_SECONDS if drains(queue) else 0,
     )
+    container = _with_devices(queue, container)
     template = pod_template(queue, "storage", part, {"storage": container}, {CONFIG_ANNOTATION: digest(file)})
     template["spec"]["topologySpreadConstraints"] = [
         {**constraint, "labelSelector": {"matchLabels": selector(queue.name, "storage")}}
         for constraint in part.topology_spread
     ] or over_nodes(queue, "storage")
     return [headless(queue, "storage", ports), stateful_set(queue, "storage", part.replicas, template, claims)]
+
+
+def _data_environment(queue: Queue, images: Images) -> list[Manifest]:
+    """Of a process that moves rows."""
+    return [
+        _from_field("POD_NAME", "metadata.name"),
+        _from_field("POD_IP", "status.podIP"),
+        # Mooncake must never announce "localhost" to other pods.
+        _from_field("LOCAL_IP", "status.podIP"),
+        _from_field("MC_TCP_BIND_ADDRESS", "status.podIP"),
+        {"name": "MC_STORE_MEMCPY", "value": "0"},
+        *_yuanrong_environment(queue, images.ipv6),
+    ]
+
+
+def _with_devices(queue: Queue, container: Container) -> Container:
+    """``container`` with RDMA devices, if the queue uses them."""
+    claim = storage_claim(queue)
+    resource = queue.spec.rdma.resource_name if queue.transport == "rdma" else None
+    if claim is None and resource is None:
+        return container
+    limits = {**container.limits, **({resource: "1"} if resource else {})}
+    return replace(container, limits=limits, capabilities=("IPC_LOCK",), resource_claims=[claim] if claim else [])
+
+
+def _checkpoint(queue: Queue, images: Images, settings: str) -> Manifest:
+    """The process that restores the queue and saves it, in a pod of its own: a change of it restarts no controller, and
+    only it has the credentials of the object store."""
+    part = queue.spec.checkpoint or Checkpoint()
+    own = part.image or queue.spec.storage.image
+    secret = part.credentials_from
+    container = Container(
+        image=own or (images.mooncake if queue.spec.backend.mooncake else images.server),
+        pull_policy=images.pull_policy,
+        command=_python("transfer_queue.checkpoint.keeper", "checkpoint.yaml"),
+        ports={"metrics": part.metrics_port},
+        probes=http_probes("metrics"),
+        requests={"cpu": "100m", "memory": mebibytes(_UNIT_OVERHEAD)},
+        env=_data_environment(queue, images),
+        env_from=[{"secretRef": {"name": secret}}] if secret else [],
+        volumes={
+            "config": _config_volume(queue, "checkpoint.yaml", policy=False),
+            **{name: volume for name, volume in _secret_volumes(queue).items() if name == "tls"},
+            "state": (STATE_DIRECTORY, {"emptyDir": {"sizeLimit": "16Mi"}}),
+        },
+    )
+    containers = {"checkpoint": _with_devices(queue, container)}
+    template = pod_template(queue, "checkpoint", part, containers, {CONFIG_ANNOTATION: digest(settings)})
+    spec = {
+        "replicas": 1,
+        "revisionHistoryLimit": 2,
+        "strategy": {"type": "Recreate"},  # one save at a time
+        "selector": {"matchLabels": selector(queue.name, "checkpoint")},
+        "template": template,
+    }
+    return manifest(queue, "apps/v1", "Deployment", "checkpoint", spec=spec)
 
 
 def _storage_volumes(queue: Queue) -> tuple[dict[str, tuple[str, Manifest]], list[Manifest]]:
@@ -284,6 +331,8 @@ def _network_policy(queue: Queue) -> Manifest:
     ports = {*queue.metrics_ports, queue.spec.storage.metrics_port}
     if queue.spec.backend.mooncake:
         ports.add(queue.spec.backend.mooncake.master.metrics_port)
+    if saving := checkpoint_settings(queue):
+        ports.add(saving["metricsPort"])
     metrics = [{"port": port, "protocol": "TCP"} for port in sorted(ports)]
     spec = {
         "podSelector": {"matchLabels": selector(queue.name)},
@@ -293,8 +342,8 @@ def _network_policy(queue: Queue) -> Manifest:
     return manifest(queue, "networking.k8s.io/v1", "NetworkPolicy", "access", spec=spec)
 
 
-def _config_volume(queue: Queue, *own: str) -> tuple[str, Manifest]:
-    files = [*own] if queue.spec.security.policy is None else [*own, "policy.yaml"]
+def _config_volume(queue: Queue, *own: str, policy: bool = True) -> tuple[str, Manifest]:
+    files = [*own] if queue.spec.security.policy is None or not policy else [*own, "policy.yaml"]
     source = {"name": queue.child("config"), "items": [{"key": name, "path": name} for name in files]}
     return CONFIG_DIRECTORY, {"configMap": source}
 

@@ -41,6 +41,7 @@ class Container:
     requests: Mapping[str, str]
     limits: Mapping[str, str] = field(default_factory=dict)
     env: list[Manifest] = field(default_factory=list)
+    env_from: list[Manifest] = field(default_factory=list)
     volumes: Mapping[str, tuple[str, Manifest]] = field(default_factory=dict)
     """Volume name -> (mount path, volume source)."""
     before_stop: list[str] = field(default_factory=list)
@@ -163,6 +164,7 @@ def _container(name: str, container: Container, part: Part) -> Manifest:
         "imagePullPolicy": container.pull_policy,
         "command": container.command,
         "env": _environment([{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, *container.env], part.env),
+        **({"envFrom": container.env_from} if container.env_from else {}),
         "ports": [
             {"name": port, "containerPort": number, "protocol": "TCP"} for port, number in container.ports.items()
         ],

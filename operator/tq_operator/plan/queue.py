@@ -12,8 +12,10 @@ from tq_operator.plan.rdma import Transport, choose_transport
 from transfer_queue.config import defaults, resource
 from transfer_queue.config.resource import HighAvailability, Spec, TlsMode, TransferQueue
 
-__all__ = ["Images", "Manifest", "Queue", "queue_from", "running_tls"]
+__all__ = ["RESTORED", "Images", "Manifest", "Queue", "queue_from", "running_tls"]
 
+RESTORED = "Restored"
+"""Type of the condition that says what became of restoreFrom; Unknown until that is known."""
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
 
@@ -47,6 +49,8 @@ class Queue:
     """What the servers that there are use, and with them new pods."""
     etcd_data: str = ""
     """UID of the pod in whose volume the operator's etcd keeps the log of the masters; empty if unknown."""
+    restored: bool = False
+    """Whether what restoreFrom names was loaded, or is not to be: that is tried once in the life of a queue."""
 
     @property
     def name(self) -> str:
@@ -94,6 +98,11 @@ class Queue:
     def host(self, part: str) -> str:
         """DNS name of the Service of ``part``, good in every namespace."""
         return f"{self.child(part)}.{self.namespace}.svc"
+
+    @property
+    def restores(self) -> bool:
+        """Whether the queue is still to be loaded with what restoreFrom names."""
+        return self.spec.restore_from is not None and not self.restored
 
     @property
     def shards(self) -> int:
@@ -159,7 +168,10 @@ def queue_from(document: Mapping[str, Any], default_tls: TlsMode = "off") -> Que
     # Pods get what the queue runs with.
     decided = Transport(transport) if transport in ("tcp", "rdma") else choose_transport(found.spec, None, None, False)
     tls = found.spec.tls_mode(default_tls)
-    return Queue(found, uid, generation, decided, tls, running_tls(status) or tls)
+    restored = any(
+        entry.get("type") == RESTORED and entry.get("status") != "Unknown" for entry in status.get("conditions", [])
+    )
+    return Queue(found, uid, generation, decided, tls, running_tls(status) or tls, restored=restored)
 
 
 def running_tls(status: Mapping[str, Any]) -> TlsMode | None:

@@ -12,7 +12,7 @@ from tq_operator.plan.names import controller_name
 from tq_operator.plan.queue import Queue
 from transfer_queue.config.derive import Site, controller_config, shard_configs, unit_config
 from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
-from transfer_queue.config.resource import Mooncake, TlsMode
+from transfer_queue.config.resource import Checkpoint, Mooncake, TlsMode
 from transfer_queue.config.security import ServerSecurity, TlsFiles
 
 __all__ = [
@@ -20,11 +20,13 @@ __all__ = [
     "CONFIG_DIRECTORY",
     "JOURNAL_DIRECTORY",
     "SPILL_DIRECTORY",
+    "STATE_DIRECTORY",
     "TLS_DIRECTORY",
     "TOKENS_KEY",
     "TOKEN_DIRECTORY",
     "TOKEN_KEY",
     "attach_settings",
+    "checkpoint_settings",
     "controller_settings",
     "policy_settings",
     "restarting",
@@ -43,6 +45,8 @@ TOKENS_KEY = "tokens"
 ARENA_DIRECTORY = "/arena"
 JOURNAL_DIRECTORY = "/journal"
 SPILL_DIRECTORY = "/spill"
+STATE_DIRECTORY = "/state"
+"""What the process that saves the queue notes, as long as its pod lives."""
 # Any address of the pod, of either family.
 _ANY = "0.0.0.0"
 _HANDSHAKE = "P2PHANDSHAKE"
@@ -74,9 +78,26 @@ def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[
     }
 
 
+def checkpoint_settings(queue: Queue) -> dict[str, Any] | None:
+    """Of the process that restores the queue and saves it; None if there is nothing to do. It shows the servers what
+    they show each other."""
+    saves = queue.spec.checkpoint if queue.spec.checkpoint and queue.spec.checkpoint.schedule else None
+    if saves is None and not queue.restores:
+        return None
+    attach = attach_settings(queue, queue.tls)
+    return {
+        "attach": attach,
+        **({"restoreFrom": queue.spec.restore_from, "units": queue.spec.storage.replicas} if queue.restores else {}),
+        **({"schedule": saves.schedule, "destination": saves.destination, "keep": saves.keep} if saves else {}),
+        "statusFile": f"{STATE_DIRECTORY}/status.json",
+        "host": _ANY,
+        "metricsPort": (queue.spec.checkpoint or Checkpoint()).metrics_port,
+    }
+
+
 def policy_settings(queue: Queue) -> dict[str, Any] | None:
     """The policy, if there is one. The certificate of the servers has the name of the controller."""
-    policy = queue.spec.security.policy_document(queue.host("controller"))
+    policy = queue.spec.security.policy_document(queue.host("controller"), saves=queue.spec.saves)
     return None if policy is None else policy.dump()
 
 
@@ -105,8 +126,10 @@ def controller_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, dict[s
 
 
 def restarting(settings: dict[str, Any]) -> str:
-    """The settings of a controller whose change restarts it. A running controller reloads the number of units."""
-    return yaml_text({name: value for name, value in settings.items() if name != "expectedUnits"})
+    """The settings of a process whose change restarts it. A running controller reloads the number of units; a restore
+    happens once."""
+    kept = ("expectedUnits", "restoreFrom", "units")
+    return yaml_text({name: value for name, value in settings.items() if name not in kept})
 
 
 def storage_settings(queue: Queue, *, ipv6: bool = False) -> dict[str, Any]:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tq_operator.api.status import Condition, Endpoints, PartStatus, Status, StorageStatus
+import msgspec
+
+from tq_operator.api.status import Condition, Endpoints, LastCheckpoint, PartStatus, Status, StorageStatus
 from tq_operator.plan.children import drains, uses_storage_units
 from tq_operator.plan.masters import ready_etcd, runs_etcd
 from tq_operator.plan.names import selector
 from tq_operator.plan.pods import ready_pods
 from tq_operator.plan.problems import Problem, worst_problem
-from tq_operator.plan.queue import Manifest, Queue
+from tq_operator.plan.queue import RESTORED, Manifest, Queue
 from transfer_queue.config.quantity import Quantity
+from transfer_queue.config.running import CheckpointReport
 
 __all__ = ["MasterGroup", "Observation", "Problem", "known_use", "master_problem", "queue_status", "refused_status"]
 
@@ -45,6 +48,8 @@ class Observation:
     """Why writes wait."""
     masters: MasterGroup | None = None
     """None as long as no master of a group runs."""
+    checkpoint: CheckpointReport | None = None
+    """What the process that restores and saves the queue says; None if it does not answer."""
 
 
 def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], now: str) -> dict[str, Any]:
@@ -70,16 +75,22 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         problem = Problem(decided.reason, decided.message)
     unled = master_problem(queue, seen)
     problem = problem or unled
+    last = last_checkpoint(queue, seen, previous)
+    if problem is None and last and last.error:
+        problem = Problem("CheckpointFailed", last.error)
+    restored = _restored(queue, seen, previous)
     # With a conflict, the pods that are ready may be those of somebody else.
     conflict = next((found for found in seen.problems if found.reason == "NameConflict"), None)
     astray = conflict or _unreachable(queue, seen, parts)
-    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled, astray)
+    conditions = _conditions(parts, problem, seen.held, _leaving(queue, seen), unled, astray, restored)
     if queue.high_availability and seen.masters:
         words = f"{seen.masters.leader} leads; the others follow it."
         serving = ("False", unled.reason, unled.message) if unled else ("True", "Leader", words)
         conditions.append(("MasterServing", *serving))
     if decided and decided.available:
         conditions.append(("RdmaAvailable", decided.available, decided.reason, decided.message))
+    if restored:
+        conditions.append(restored)
     storage = parts["storage"]
     status = Status(
         observed_generation=queue.generation,
@@ -109,9 +120,32 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
         ),
         transport=queue.transport,
         tls=queue.tls,
+        last_checkpoint=last,
         injected=seen.injected,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
+
+
+def last_checkpoint(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> LastCheckpoint | None:
+    """As the process that saves says, and while it says nothing as it said last."""
+    if seen.checkpoint and (last := seen.checkpoint.last):
+        found = {name: value for name, value in msgspec.structs.asdict(last).items() if value not in ("", None)}
+        return LastCheckpoint(**(found if last.url else {"error": last.error}))
+    before = previous.get("lastCheckpoint")
+    return LastCheckpoint.model_validate(before) if before and queue.spec.checkpoint else None
+
+
+def _restored(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> tuple[str, Any, str, str] | None:
+    """The condition about restoreFrom. What became of it is said once and stays."""
+    if queue.spec.restore_from is None:
+        return None
+    if queue.restored:
+        last = next(entry for entry in previous["conditions"] if entry["type"] == RESTORED)
+        return RESTORED, last["status"], last["reason"], last["message"]
+    if seen.checkpoint is None or seen.checkpoint.restored is None:
+        return RESTORED, "Unknown", "RestorePending", f"{queue.spec.restore_from} is to be loaded."
+    done = seen.checkpoint.restored
+    return RESTORED, *(("True", "Restored") if done.loaded else ("False", "NotRestored")), done.message
 
 
 def known_use(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> str | None:
@@ -211,13 +245,18 @@ def _conditions(
     leaving: Sequence[str],
     unled: Problem | None,
     astray: Problem | None,
+    restored: tuple[str, Any, str, str] | None,
 ) -> list[tuple[str, Any, str, str]]:
     missing = [f"{name} {part.summary}" for name, part in parts.items() if part.ready < part.replicas]
     if unled:
         missing.append("a leader of the masters")
+    reason = "PodsNotReady"
+    if restored and restored[1] == "Unknown":
+        reason = reason if missing else restored[2]
+        missing.append("the restore")
     waiting = f"Not ready yet: {', '.join(missing)}."
     if missing:
-        reason = problem.reason if problem else "PodsNotReady"
+        reason = problem.reason if problem else reason
         ready = ("Ready", "False", reason, f"{waiting} {problem.message}" if problem else waiting)
     elif none := [name for name, part in parts.items() if part.summary and not part.replicas]:
         words = f"There is no {' and no '.join(none)}: spec.{none[0]}.replicas is 0, so nothing can be put."

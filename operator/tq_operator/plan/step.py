@@ -89,9 +89,14 @@ def next_step(
     apply = [child for child in apply if not lost_log(child, children.get(_key(child)))]
     waits = ""
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
-        apply, waits = _one_at_a_time(apply, children)
+        apply, waits = _one_at_a_time(apply, children, queue.child("controller"))
     lossy = [_why(child, children.get(_key(child)), queue, used, drained) for child in apply]
-    lossy += [f"removes {child['metadata']['name']}" for child in surplus if child["kind"] in WORKLOADS]
+    saver = "Deployment", queue.child("checkpoint")  # holds no rows
+    lossy += [
+        f"removes {child['metadata']['name']}"
+        for child in surplus
+        if child["kind"] in WORKLOADS and _key(child) != saver
+    ]
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
@@ -113,7 +118,9 @@ def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None
     old = {_key(child): child for child in wanted_children(before, images)}
     new = {_key(child): child for child in wanted_children(after, images)}
     lossy = [_why(child, old.get(key), after, used) for key, child in new.items()]
-    lossy += [f"removes {name}" for kind, name in old if kind in WORKLOADS and (kind, name) not in new]
+    saver = "Deployment", after.child("checkpoint")
+    ended = [key for key in old if key not in new and key != saver]
+    lossy += [f"removes {name}" for kind, name in ended if kind in WORKLOADS]
     return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
 
 
@@ -142,9 +149,9 @@ def _restarts(child: Manifest, observed: Manifest | None) -> bool:
     return changed and _is_settled(observed)
 
 
-def _one_at_a_time(apply: Sequence[Manifest], children: Children) -> tuple[list[Manifest], str]:
+def _one_at_a_time(apply: Sequence[Manifest], children: Children, controller: str) -> tuple[list[Manifest], str]:
     """Storage pods cannot move their rows while the controller starts: their update waits for it."""
-    for kind, name in [key for key in children if key[0] == "Deployment"]:
+    for kind, name in [key for key in children if key == ("Deployment", controller)]:
         restarting = any(_key(child) == (kind, name) and _restarts(child, children[kind, name]) for child in apply)
         if restarting or not _is_settled(children[kind, name]):
             storage = {_key(c) for c in apply if c["kind"] == "StatefulSet" and _restarts(c, children.get(_key(c)))}
@@ -184,7 +191,7 @@ def _why(
     child: Manifest, observed: Manifest | None, queue: Queue, used: int | None, drained: Collection[str] = ()
 ) -> str:
     """What applying ``child`` loses; empty if nothing."""
-    if observed is None or child["kind"] not in WORKLOADS:
+    if observed is None or child["kind"] not in WORKLOADS or child["metadata"]["name"] == queue.child("checkpoint"):
         return ""
     name, wanted, running = child["metadata"]["name"], child["spec"]["replicas"], observed["spec"].get("replicas", 1)
     storage = name == queue.child("storage")

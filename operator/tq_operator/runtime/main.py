@@ -122,6 +122,7 @@ async def run(settings: OperatorSettings) -> None:
             _signal(started),
             reconciler.work.run(),
             reconciler.resync(settings.resync),
+            reconciler.follow_saves(),
             certificate.watch(reconciler.metrics.certificate_ends.set),
             attachments.run(settings.resync),
             readiness.check_rights(cluster, settings.namespaces, settings.lease_namespace),

@@ -11,7 +11,7 @@ from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.status import MasterGroup, Observation
 from tq_operator.runtime.fetch import fetch
 
-__all__ = ["master_group"]
+__all__ = ["bracketed", "master_group", "runs"]
 
 _LONGEST = 200
 """Characters of what an etcd says that the status shows."""
@@ -22,19 +22,21 @@ def master_group(queue: Queue, seen: Observation) -> MasterGroup | None:
     if queue.high_availability is None or queue.spec.backend.mooncake is None:
         return None
     prefix, port = queue.child("mooncake-masters") + "-", queue.spec.backend.mooncake.master.metrics_port
-    running = [pod for pod in seen.pods if pod["metadata"]["name"].startswith(prefix) and _runs(pod)]
+    running = [pod for pod in seen.pods if pod["metadata"]["name"].startswith(prefix) and runs(pod)]
     for pod in running:
-        if _ask(f"http://{_host(pod['status']['podIP'])}:{port}/health").get("service_ready") is True:
+        if _ask(f"http://{bracketed(pod['status']['podIP'])}:{port}/health").get("service_ready") is True:
             return MasterGroup(leader=pod["metadata"]["name"])
     return MasterGroup(etcd=_etcd_problem(queue, seen)) if running else None
 
 
-def _runs(pod: Manifest) -> bool:
+def runs(pod: Manifest) -> bool:
+    """Whether it has an address and a container that runs."""
     containers = pod.get("status", {}).get("containerStatuses", [])
     return "podIP" in pod.get("status", {}) and any("running" in entry.get("state", {}) for entry in containers)
 
 
-def _host(address: str) -> str:
+def bracketed(address: str) -> str:
+    """An IP address as in a URL."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -25,6 +25,7 @@ from tq_operator.plan.rdma import Transport, choose_transport
 from tq_operator.plan.status import Observation, known_use, master_problem, queue_status, refused_status
 from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
+from tq_operator.runtime.checkpoints import checkpoint_report
 from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.lease import is_held
@@ -42,6 +43,8 @@ logger = logging.getLogger("tq_operator.reconciler")
 
 _LIST_S = 2.0
 """From the first event of a list that kopf makes until it is over for all kinds."""
+_SAVES_S = 15.0
+"""Between two looks at a queue that is restored or saved."""
 _FINISHED = {"Succeeded", "Failed"}
 
 
@@ -115,6 +118,14 @@ class Reconciler:
                 following = loop.time() + (interval if self.last_sync is not None else 1.0)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._list.wait(), following - loop.time())
+
+    async def follow_saves(self) -> None:
+        """Ask for the queues that are restored and saved: no event tells of that."""
+        while True:
+            await asyncio.sleep(_SAVES_S)
+            for key, document in self.documents.items():
+                if document["spec"].keys() & {"checkpoint", "restoreFrom"}:
+                    self.work.add(key)
 
     async def _sync(self) -> None:
         """List children and pods, and look at the queues of which the watches did not tell all."""
@@ -223,7 +234,7 @@ class Reconciler:
             used=usage.used,
             drained=usage.drained,
         )
-        return replace(seen, masters=master_group(queue, seen)), queue
+        return replace(seen, masters=master_group(queue, seen), checkpoint=checkpoint_report(queue, seen)), queue
 
     def _capacity(self, queue: Queue) -> tuple[int | None, str]:
         """RDMA devices for the queue, None if that is not known, and why there are none."""

@@ -136,6 +136,24 @@ REFUSALS = [
         'spec.backend.mooncake.highAvailability.etcd.endpoints[0]: "https://etcd:2379" is not a HOST:PORT, '
         "an IPv6 HOST in brackets",
     ),
+    (
+        "{backend: {simple: {}}, checkpoint: {schedule: 61 * * * *, destination: /x}}",
+        'spec.checkpoint.schedule: "61 * * * *" is not an interval such as 90s, 5m, 1h or 1d, or a cron expression '
+        "such as */10 * * * *, in UTC",
+    ),
+    (
+        "{backend: {simple: {}}, checkpoint: {schedule: 5m}}",
+        "spec.checkpoint: schedule and destination go together; without them only restoreFrom uses credentialsFrom",
+    ),
+    (
+        "{backend: {simple: {}}, restoreFrom: run7}",
+        'spec.restoreFrom: "run7" is not a URL such as s3://bucket/run7, or an absolute path',
+    ),
+    (
+        "{backend: {ray: {}}, restoreFrom: /x}",
+        "spec: checkpoint and restoreFrom need another backend than ray, whose rows only a process of the Ray job "
+        "reads: call save_checkpoint and load_checkpoint there",
+    ),
     ("{backend: {}}", "spec.backend: set exactly one of simple, mooncake, yuanrong, ray"),
     ("{}", "spec.backend: Required value"),
     (

@@ -20,7 +20,7 @@ from tq_operator.plan.names import child_name, selector
 from tq_operator.plan.settings import controller_settings
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
-from transfer_queue.config.processes import ControllerConfig, StorageUnitConfig
+from transfer_queue.config.processes import CheckpointConfig, ControllerConfig, StorageUnitConfig
 from transfer_queue.config.security import Policy
 from transfer_queue.launch.plan import plan_local
 from transfer_queue.storage.mooncake.settings import parse_settings
@@ -75,6 +75,13 @@ security:
     - {name: rollout, token: rollout, roles: [producer], partitions: [train/]}
     - {name: team-a, namespace: team-a, roles: [producer, consumer], partitions: [a/]}
     - {name: root, certificate: root.example, roles: [admin], partitions: [""]}
+""",
+    "checkpoint": """
+backend: {mooncake: {}}
+rdma: {policy: required, resourceName: rdma/shared}
+security: {networkPolicy: true, tls: {mode: operator}}
+checkpoint: {schedule: 10m, destination: "s3://bucket/run7", keep: 5, credentialsFrom: bucket}
+restoreFrom: s3://bucket/run6
 """,
     "durable-node": "{backend: {simple: {}}, controller: {durability: node, journal: {storageClassName: fast}}}",
     "shards": """
@@ -236,6 +243,10 @@ def test_the_files_in_the_config_map_are_what_the_processes_accept(name: str, mo
         unit = validate_document(StorageUnitConfig, yaml.safe_load(data["storage.yaml"]), "storage.yaml")
         assert unit.controller == attach.controller.addresses
         assert unit.backend == controller.backend
+    if "checkpoint.yaml" in data:
+        saves = validate_document(CheckpointConfig, yaml.safe_load(data["checkpoint.yaml"]), "checkpoint.yaml")
+        assert saves.attach == attach
+        assert saves.restore_from == "s3://bucket/run6"
     if controller.backend.kind == "mooncake":
         settings = parse_settings(controller.backend.settings)
         etcd = {"mooncake-ha": "a:2379;b:2379", "mooncake-ha-development": "quickstart-etcd.rl.svc:2379"}.get(name)
@@ -322,6 +333,15 @@ def test_a_change_of_the_policy_restarts_nothing_and_reaches_the_servers_as_a_fi
         ("team-a", ["producer", "consumer"]),
         ("root", ["admin"]),
     ]
+
+
+def test_with_a_policy_the_servers_may_save_only_where_the_resource_says_so() -> None:
+    spec = SPECS["tls-with-a-policy"]
+    saving = f"{spec}checkpoint: {{schedule: 1h, destination: /x}}"
+    for text, roles in ((spec, ["storage"]), (saving, ["storage", "admin"])):
+        data = children(text)["ConfigMap", "quickstart-config"]["data"]
+        policy = validate_document(Policy, yaml.safe_load(data["policy.yaml"]), "policy.yaml")
+        assert policy.principals[0].roles == roles
 
 
 def test_storage_with_a_policy_is_drained_as_any_other() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.unit.operator.queues import IMAGES, document
 from tq_operator.plan.queue import Images, Queue, queue_from
@@ -15,6 +16,7 @@ from tq_operator.plan.rdma import choose_transport
 from tq_operator.plan.status import Observation, queue_status
 from tq_operator.plan.step import ALLOW_LOSS, PAUSE, lossy_change, next_step, wanted_children
 from transfer_queue.config.resource import TlsMode
+from transfer_queue.config.running import CheckpointReport, LastCheckpoint, Restored
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 CLAIM = "{backend: {mooncake: {globalSegmentSize: 256Mi}}, rdma: {policy: POLICY, claim: {deviceClassName: CLASS}}}"
@@ -37,6 +39,7 @@ class World:
         self.works = True
         self.leaving: list[str] = []
         self.starting = False  # pods that are made do not get ready
+        self.saver: CheckpointReport | None = None
         self.lines: list[str] = []
 
     def change(self, what: str, spec: str | None = None, **annotations: str) -> None:
@@ -77,8 +80,11 @@ class World:
             del self.children[child["kind"], child["metadata"]["name"]]
         pods = [{"metadata": {"name": name, "deletionTimestamp": "now"}} for name in self.leaving]
         seen = Observation(self.children, pods, used=self.used, problems=step.problems, held=step.held)
+        seen = replace(seen, checkpoint=self.saver)
         status = queue_status(queue, seen, self.status, "2026-01-01T00:00:00Z")
         before, self.status = self.status, status
+        if status.get("lastCheckpoint") != before.get("lastCheckpoint"):
+            self.lines.append(f"  lastCheckpoint {status.get('lastCheckpoint')}")
         for condition in status["conditions"]:
             old = [c for c in before.get("conditions", []) if c["type"] == condition["type"]]
             if not old or any(old[0][key] != condition[key] for key in ("status", "reason", "message")):
@@ -144,6 +150,43 @@ def storage_not_drained() -> World:
     world.drained = {"quickstart-storage-2"}
     world.change("its rows were moved by hand, and three become one", spec.replace("3", "1"))
     world.change("three become two", spec.replace("3", "2"))
+    return world
+
+
+def saved_and_restored() -> World:
+    saves = "{backend: {simple: {}}, checkpoint: {schedule: 1h, destination: 's3://bucket/run7'}}"
+    world = World("{backend: {simple: {}}}")
+    world.settle("created")
+    world.used = 1 << 20
+    world.change("checkpoints are wanted while there are rows", saves)
+    last = LastCheckpoint("2026-01-01T01:00:00Z", 7, 4096, "s3://bucket/run7/20260101T010000Z")
+    world.saver = CheckpointReport(last)
+    world.settle("one was saved")
+    world.saver = CheckpointReport(structs.replace(last, error="not saved: the bucket is gone"))
+    world.settle("the next one failed")
+    world.change("another schedule", saves.replace("1h", "2h"))
+    world.saver = None
+    world.change("no checkpoints any more", "{backend: {simple: {}}}")
+    return world
+
+
+def restored() -> World:
+    world = World("{backend: {simple: {}}, restoreFrom: 's3://bucket/run7'}")
+    world.settle("created")
+    world.saver = CheckpointReport(restored=Restored("s3://bucket/run7", True, "loaded 7 rows"))
+    world.settle("the checkpoint is loaded")
+    world.saver = None
+    world.used = 1 << 20
+    world.settle("and rows are put")
+    return world
+
+
+def not_restored() -> World:
+    world = World("{backend: {simple: {}}, restoreFrom: s3://b/1, checkpoint: {schedule: 1h, destination: 's3://b/2'}}")
+    world.settle("created")
+    words = "s3://b/1 was not loaded: the queue is not empty, it has 2 rows"
+    world.saver = CheckpointReport(restored=Restored("s3://b/1", False, words))
+    world.settle("somebody was faster")
     return world
 
 
@@ -383,6 +426,9 @@ def tls_turned_on() -> World:
         name_conflict,
         durability_changed,
         spill_turned_on,
+        saved_and_restored,
+        restored,
+        not_restored,
         masters_changed,
         policies_changed,
         tls_turned_on,
@@ -409,6 +455,7 @@ CHANGES = [
     ("{backend: {simple: {}}, controller: {sampler: {name: RankAwareSampler}}}", True),
     ("{backend: {simple: {}}, controller: {shards: 2}}", True),
     ("{backend: {ray: {}}}", True),
+    ("{backend: {simple: {}}, checkpoint: {schedule: 1h, destination: /x}}", False),
 ]
 
 
