@@ -157,7 +157,7 @@ class Certificates:
                 return Problem("CertificateNotMade", words)
             if differs(wanted, found):
                 self._may_write()
-                found = self._cluster.apply(wanted)
+                found = self._cluster.apply(wanted, found)
         except ClusterError as error:
             if _is_ending(error):
                 return None
@@ -174,7 +174,7 @@ class Certificates:
         if _signs(pair, now):
             return pair
         made = new_authority(f"TransferQueue {queue.namespace}/{queue.name}", now, AUTHORITY_LIFE)
-        self._write({**wanted, "type": "Opaque"}, {"ca.crt": made.certificate, "ca.key": made.key})
+        self._write({**wanted, "type": "Opaque"}, {"ca.crt": made.certificate, "ca.key": made.key}, found)
         return made
 
     def _trust(self, queue: Queue, authority: KeyPair, secrets: Iterable[Manifest], now: datetime) -> _Trust:
@@ -224,7 +224,7 @@ class Certificates:
             marked = marks.items() <= (found["metadata"].get("annotations") or {}).items()
             if data["ca.crt"] != trust.bundle or not marked:
                 content = {**{key: data[key] for key in KEYS}, "ca.crt": trust.bundle}
-                self._write({**wanted, "type": "kubernetes.io/tls"}, content)
+                self._write({**wanted, "type": "kubernetes.io/tls"}, content, found)
             return
         role = "server" if server else "client"
         try:
@@ -232,7 +232,7 @@ class Certificates:
         except ValueError as error:
             raise _UnusableError(f"Secret {queue.child('tls-ca')}: {error}; delete it to have it made again") from None
         content = {"ca.crt": trust.bundle, "tls.crt": made.certificate, "tls.key": made.key}
-        self._write({**wanted, "type": "kubernetes.io/tls"}, content)
+        self._write({**wanted, "type": "kubernetes.io/tls"}, content, found)
 
     def _own(self, queue: Queue, part: str) -> Manifest:
         return manifest(queue, "v1", "Secret", part)
@@ -247,10 +247,10 @@ class Certificates:
             raise _UnusableError(f"Secret {where} exists and belongs to something else; delete it or rename the queue")
         return found
 
-    def _write(self, secret: Manifest, content: Mapping[str, bytes]) -> None:
+    def _write(self, secret: Manifest, content: Mapping[str, bytes], seen: Manifest | None) -> None:
         self._may_write()
         data = {name: base64.b64encode(value).decode() for name, value in content.items()}
-        self._cluster.apply({**secret, "data": data})
+        self._cluster.apply({**secret, "data": data}, seen)
 
     def _given_secrets(self, queue: Queue, now: datetime) -> list[Problem]:
         wanted: dict[str, tuple[str, ...]] = {}

@@ -30,6 +30,7 @@ __all__ = [
     "DuplicateError",
     "ForbiddenError",
     "ImmutableError",
+    "StaleError",
 ]
 
 CHILD_KINDS: Mapping[str, tuple[str, str]] = {
@@ -54,6 +55,10 @@ _KINDS = {
 }
 _IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
 """Text of the apiserver for a change of an immutable field."""
+_OTHER = "metadata.uid"
+"""Text of the apiserver where the object has another uid than the one that is applied."""
+_OF_NONE = "1"
+"""A resourceVersion that no object has."""
 _DUPLICATE = "Duplicate value"
 """Text of the apiserver for two entries of a list with one name."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
@@ -72,6 +77,10 @@ class ImmutableError(ClusterError):
 
 class DuplicateError(ClusterError):
     """A list has two entries with one name: in what is applied, or one of ours beside one that others changed."""
+
+
+class StaleError(ClusterError):
+    """The object is not the one that was seen: somebody made, deleted or replaced it since."""
 
 
 class ForbiddenError(ClusterError):
@@ -137,9 +146,14 @@ class Cluster:
             return []
         return [{"apiVersion": _api_version(prefix), "kind": kind, **item} for item in found]
 
-    def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply; fields that others set by hand are taken back."""
-        return self._apply(_path(manifest), manifest)
+    def apply(self, manifest: Manifest, seen: Manifest | None) -> Manifest:
+        """Server-side apply over the object ``seen``; fields that others set by hand are taken back.
+
+        None: there is no such object yet. Raises StaleError, and writes nothing, if that is no longer so.
+        """
+        # No object that exists has the resourceVersion 1, and none that does not exist has a uid.
+        known = {"uid": seen["metadata"]["uid"]} if seen else {"resourceVersion": _OF_NONE}
+        return self._apply(_path(manifest), {**manifest, "metadata": {**manifest["metadata"], **known}})
 
     def check_create(self, manifest: Manifest) -> None:
         """Raise ClusterError if the apiserver would refuse to create the object under a free name."""
@@ -154,11 +168,11 @@ class Cluster:
             if "exceeded quota" not in str(error):  # which the object that is there uses up
                 raise
 
-    def repair(self, manifest: Manifest) -> None:
-        """Remove from an object what others added to it."""
+    def repair(self, manifest: Manifest, seen: Manifest) -> None:
+        """Remove from the object ``seen`` what others added to it. Raises StaleError if it is another one by now."""
         live = self.child(manifest)
-        if live is None:
-            return
+        if live is None or live["metadata"]["uid"] != seen["metadata"]["uid"]:
+            raise StaleError(f"{manifest['kind']} {manifest['metadata']['name']} was deleted or replaced")
         query = [("fieldManager", MANAGER)]
         try:
             self.call("PATCH", _path(manifest), repair(manifest, live), query, "application/json-patch+json")
@@ -276,7 +290,9 @@ class Cluster:
         query = [("fieldManager", MANAGER), ("force", "true")]
         try:
             return self.call("PATCH", path, manifest, query, "application/apply-patch+yaml")
-        except (NotFoundError, ConflictError) as error:
+        except ConflictError as error:
+            raise StaleError(_words(error)) from None
+        except NotFoundError as error:
             raise ClusterError(_words(error)) from None
 
     def call(
@@ -318,7 +334,9 @@ class Cluster:
         except DynamicApiError as error:
             words = _words(error)
             kind = ForbiddenError if error.status == 403 else ClusterError
-            if error.status == 422 and any(text in words for text in _IMMUTABLE):
+            if error.status == 422 and _OTHER in words:
+                kind = StaleError
+            elif error.status == 422 and any(text in words for text in _IMMUTABLE):
                 kind = ImmutableError
             elif error.status == 422 and _DUPLICATE in words:
                 kind = DuplicateError

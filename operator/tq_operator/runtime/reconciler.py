@@ -26,7 +26,7 @@ from tq_operator.plan.status import Observation, known_use, master_problem, queu
 from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.checkpoints import checkpoint_report
-from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError
+from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError, StaleError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.lease import is_held
 from tq_operator.runtime.masters import master_group
@@ -257,6 +257,10 @@ class Reconciler:
                 self.watched.put(kind, applied)
                 self.metrics.writes.labels(kind).inc()
                 logger.info("applied %s %s/%s", kind, queue.namespace, name)
+            except StaleError:
+                if (before := found.get((kind, name))) is not None:
+                    self.watched.drop(kind, before)
+                raise  # the next look sees what there is
             except ClusterError as error:
                 problems.append(refusal(f"{kind} {name}", str(error)))
         for manifest in step.delete:
@@ -285,8 +289,8 @@ class Reconciler:
         self._check_leading()
         try:
             if paths := drift(manifest, before):
-                self._cluster.repair(manifest)
-            applied = self._cluster.apply(manifest)
+                self._cluster.repair(manifest, before or manifest)
+            applied = self._cluster.apply(manifest, before)
         except (ImmutableError, DuplicateError) as error:
             if before is None or (manifest["kind"] in WORKLOADS and holds_rows):
                 raise
@@ -294,7 +298,7 @@ class Reconciler:
                 raise  # both entries are of the queue
             self._cluster.check_create(manifest)
             self._cluster.delete(before)
-            applied = self._cluster.apply(manifest)
+            applied = self._cluster.apply(manifest, None)
             words = f"{what} was deleted and made again: it had a value that cannot be changed in place."
             self._tell_of(document, "Recreated", what, words)
             return applied

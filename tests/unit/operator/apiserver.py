@@ -7,7 +7,7 @@ from typing import Any
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from kubernetes.dynamic.exceptions import NotFoundError
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tq_operator.plan.names import MANAGER
 from tq_operator.runtime.cluster import Cluster
@@ -66,6 +66,12 @@ class MemoryCluster(Cluster):
         if method == "POST":
             return body or {}
         if method == "PATCH" and body is not None and plain == path:
+            there, wanted = (old["metadata"] if old else {}), body["metadata"]
+            if any(
+                wanted.get(key, there.get(key)) != there.get(key)
+                for key in ("uid", *(["resourceVersion"] if old else ()))
+            ):
+                raise ConflictError(ApiException(status=409, reason="Conflict"))  # type: ignore[no-untyped-call]
             owner = {"managedFields": [{"manager": MANAGER, "operation": "Apply"}]}
             status = old.get("status", {}) if old else {}
             return self.put(plain, {**body, "metadata": {**body["metadata"], **owner}, "status": status})
