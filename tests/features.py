@@ -131,7 +131,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _spill("ray", "Ray's object store spills by itself"),
         _spill("yuanrong", "the data system's worker decides what it keeps in memory"),
         Cannot("it is the package's own matter"),
-        None,
+        Works("integration/storage/test_spill.py::test_twice_the_memory_comes_back_equal_and_the_disk_is_given_back"),
     ),
     "a unit is drained": (
         Works("integration/test_draining.py::test_a_unit_is_drained_under_load_and_nobody_misses_a_row"),
@@ -146,7 +146,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cannot(_UNIT_IS_ACTOR),
         Cannot("not built: use `tq drain`"),
         Cannot(_NAMES_NONE),
-        None,
+        Works("integration/test_shards.py::test_the_hook_of_a_pod_empties_its_unit_of_the_blocks_of_all_shards"),
     ),
     "views (`zero_copy`)": (
         _CONFORMS,

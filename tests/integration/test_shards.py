@@ -26,6 +26,7 @@ from tests.integration.test_checkpoint import content, fill, without_indexes
 from tests.waiting import wait_until
 from transfer_queue.cli.connection import ControllerConnection
 from transfer_queue.client.draining import drain_unit, undrain_unit
+from transfer_queue.client.draining import main as draining
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
@@ -178,6 +179,20 @@ def test_a_unit_is_emptied_of_the_blocks_of_all_shards(client: tq.TransferQueueC
         wait_until(lambda: 0 in [unit["used"] for unit in link.look()["units"]], "the unit is empty")
     assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
     asyncio.run(undrain_unit(first, "storage-0"))
+    for meta in metas:
+        client.clear_samples(meta)
+
+
+def test_the_hook_of_a_pod_empties_its_unit_of_the_blocks_of_all_shards(
+    client: tq.TransferQueueClient, stack: LocalStack
+) -> None:
+    metas = [client.put(batch(seed), partition_id=partition_on(seed % SHARDS)) for seed in range(6)]
+    config = ["--config", str(stack.directory / "storage-1.json")]
+    assert draining(config) == 0
+    with ControllerConnection(stack.attach_config) as link:
+        wait_until(lambda: 0 in [unit["used"] for unit in link.look()["units"]], "the unit is empty")
+    assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
+    assert draining([*config, "--cancel"]) == 0
     for meta in metas:
         client.clear_samples(meta)
 

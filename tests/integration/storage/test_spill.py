@@ -14,6 +14,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.waiting import wait_until
 from transfer_queue.config.processes import BackendChoice, StorageUnitConfig
+from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import CapacityError, StartError
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving
 from transfer_queue.storage.conformance.servers import Servers
@@ -33,9 +34,9 @@ def start_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
     started: list[Servers] = []
     monkeypatch.setenv("TQ_PUT_WAIT", "0")
 
-    def start(**changes: Any) -> Servers:
+    def start(shards: int = 1, **changes: Any) -> Servers:
         offload = {"enabled": True, "path": str(tmp_path / "spill"), **changes.pop("offload", {})}
-        servers = Servers("simple", {"ssdOffload": offload, **changes}, tmp_path, CAPACITY)
+        servers = Servers("simple", {"ssdOffload": offload, **changes}, tmp_path, CAPACITY, shards=shards)
         started.append(servers)
         tq.init({"controller": {"addresses": [servers.address]}})
         return servers
@@ -74,24 +75,37 @@ def read_and_compare(number: int, partition: str) -> None:
     assert torch.equal(found["small"], expected["small"])
 
 
-@pytest.mark.parametrize("changes", [{}, {"sharedMemory": False}], ids=["shared-memory", "tcp"])
+@pytest.mark.parametrize(
+    ("shards", "changes"),
+    [(1, {}), (1, {"sharedMemory": False}), (2, {})],
+    ids=["shared-memory", "tcp", "several-controllers"],
+)
 def test_twice_the_memory_comes_back_equal_and_the_disk_is_given_back(
-    start_queue: StartQueue, tmp_path: Path, changes: dict[str, Any]
+    start_queue: StartQueue, tmp_path: Path, shards: int, changes: dict[str, Any]
 ) -> None:
-    servers, partition = start_queue(**changes), uuid.uuid4().hex
+    servers = start_queue(shards, **changes)
+    partitions = [
+        next(name for name in iter(lambda: uuid.uuid4().hex, "") if shard_of(name, shards) == shard)
+        for shard in range(shards)
+    ]
+
+    def of(number: int) -> str:
+        return partitions[number % shards]
+
     for number in range(BATCHES):
-        tq.kv_batch_put(keys(number), partition, batch(number))
+        tq.kv_batch_put(keys(number), of(number), batch(number))
     assert spilled(servers) >= CAPACITY
     assert list((tmp_path / "spill").iterdir()) == []
     for number in range(BATCHES):
-        read_and_compare(number, partition)
-    last = tq.kv_batch_get([keys(BATCHES - 1)[5], keys(0)[2]], partition, select_fields=["small"])
-    assert last["small"].tolist() == [BATCHES - 1 + 5, 2]
+        read_and_compare(number, of(number))
+    first, last = (BATCHES - 1) % shards, BATCHES - 1
+    found = tq.kv_batch_get([keys(last)[5], keys(first)[2]], of(last), select_fields=["small"])
+    assert found["small"].tolist() == [last + 5, first + 2]
     for number in range(BATCHES):
-        tq.kv_clear(keys(number), partition)
+        tq.kv_clear(keys(number), of(number))
     wait_until(lambda: spilled(servers) == 0, "the disk is given back", 60)
-    tq.kv_batch_put(keys(0), partition, batch(0))
-    read_and_compare(0, partition)
+    tq.kv_batch_put(keys(0), of(0), batch(0))
+    read_and_compare(0, of(0))
 
 
 def test_full_disk_is_a_capacity_error_that_names_the_folder_and_nothing_is_lost(
