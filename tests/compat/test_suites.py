@@ -87,6 +87,6 @@ def test_without_ray_nothing_is_started_in_a_cluster(tmp_path: Path) -> None:
         "assert sys.argv[1:] == ['--steps']",
     )
     (tmp_path / "script.py").write_text("\n".join(lines))
-    client = Client(copied=(".",), tests=("test_a.py",), scripts=("script.py --steps",), loops=("no_such_loop.py",))
+    client = Client(copied=(".",), tests=("test_a.py",), scripts=("script.py --steps",))
     found = run(client, tmp_path, tmp_path, sys.executable, 120.0, without_ray=True)
     assert found == {"test_a::test_it": "passed", "script.py": "passed"}

@@ -82,10 +82,7 @@ def run(
     pytest_options: list[str] = []
     if without_ray:
         program, pytest_options = ["-m", "without_ray"], ["-p", "without_ray"]
-        loops = client.loops if client.loops_without_ray else ()
-        client = replace(
-            client, loops=loops, environ={**client.environ, "TQ_SUITES_NOTHING": " ".join(client.clustered)}
-        )
+        client = replace(client, environ={**client.environ, "TQ_SUITES_NOTHING": " ".join(client.clustered)})
     with tempfile.TemporaryDirectory(prefix="tq-suites-") as name:
         folder = Path(name)
         for part in client.copied:

@@ -14,8 +14,8 @@ class Client:
     snapshot may lack some of them. ``scripts``: programs with their arguments; one that ends with status 0 passes.
     ``loops``: programs in the folder ``drivers`` beside this file, with their arguments. ``importable``: the checkout
     itself is on the import path. ``release``: of TransferQueue, that the client is written for. ``environ``: variables
-    of all runs. ``clustered``: ``module:name`` of what does nothing in runs without Ray, where loops run with
-    ``loops_without_ray`` only. ``reasons``: beginning of a test's id -> why its outcome differs."""
+    of all runs. ``clustered``: ``module:name`` of what does nothing in runs without Ray. ``reasons``: beginning of a
+    test's id -> why its outcome differs."""
 
     copied: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -25,7 +25,6 @@ class Client:
     release: str = "0.1.11"
     environ: dict[str, str] = field(default_factory=dict)
     clustered: tuple[str, ...] = ()
-    loops_without_ray: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def only(self, paths: Sequence[str]) -> Client:
@@ -96,13 +95,11 @@ CLIENTS = {
             "tests/utils/test_rl_insight_logger_on_cpu.py",
         ),
         loops=("verl_loop.py",),
-        loops_without_ray=True,
     ),
     "nemo-rl": Client(
         copied=("tests", "examples", "pyproject.toml"),
         tests=("tests/unit/data_plane",),
         loops=("nemo_loop.py simple", "nemo_loop.py mooncake_cpu"),
-        loops_without_ray=True,
         clustered=(
             "nemo_rl.distributed.virtual_cluster:init_ray",
             "nemo_rl.utils.logger:RayGpuMonitorLogger.start",
@@ -135,5 +132,5 @@ CLIENTS = {
         },
     ),
     "roll": Client(loops=("roll_loop.py",), release="0.1.6", environ={"TQ_LAYOUT": "dense"}),
-    "unirl": Client(loops=("unirl_loop.py",), release="0.1.5"),
+    "unirl": Client(loops=("unirl_loop.py",), release="0.1.5", clustered=("transfer_queue:get_placement_group",)),
 }

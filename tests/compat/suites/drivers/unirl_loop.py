@@ -51,7 +51,7 @@ def main() -> None:
     controller_handoff, actor_handoff = runtime.init(OmegaConf.create(group))
     workers = [Worker.remote() for _ in range(2)]
     runtime.init_remote_actor_clients(workers, actor_handoff)
-    runtime.create_client("driver", controller_handoff)
+    runtime.create_client("driver", controller_handoff, sync=True)
     transport = TQTransport(runtime)
     for step in range(STEPS):
         metas = ray.get(workers[0].rollout.remote(step))
@@ -65,7 +65,7 @@ def main() -> None:
                 assert got[name].dtype == value.dtype
                 assert torch.equal(got[name].reshape(value.shape), value), name
         ref = transport.put(torch.arange(6.0).view(3, 2))
-        assert len(transport.get([ref, ref])) == 2
+        assert torch.equal(transport.get([ref, ref]), torch.arange(6.0).view(3, 2).repeat(2, 1))
         runtime.reset_actors_zero_copy_buffer_free(workers)
         runtime.clear_partition()
     print(f"{STEPS} steps came back as put")

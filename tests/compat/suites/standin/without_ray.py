@@ -1,9 +1,8 @@
 """A stand-in for the calls of Ray that clients' tests make: ``make compat ... COMPAT_ARGS=--without-ray``.
 
 Nothing is started in a cluster: ``init()`` of this library starts local processes, and the controller's actor is its
-calls, carried out by this process. Actors whose class the script defines are objects in this process, their coroutines
-run in a thread. A pytest plugin, and a program that runs a script. For machines where Ray is too slow; it cannot stand
-in for actors and tasks of the client's own.
+calls, carried out by this process. Other actors and tasks are objects and calls of this process; their coroutines run
+in a thread. A pytest plugin, and a program that runs a script. For machines where Ray is too slow.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -47,7 +47,7 @@ class _Controller:
 
 
 class _Actor:
-    """The handle of an object of the script's own class."""
+    """The handle of an object."""
 
     loop = asyncio.new_event_loop()
 
@@ -68,25 +68,34 @@ class _Actor:
 
 
 class _ActorClass:
-    def __init__(self, made: Callable[..., Any]) -> None:
+    """What ``ray.remote`` makes of a class or function."""
+
+    def __init__(self, made: Callable[..., Any], name: str | None = None) -> None:
         self._made = made
+        self._name = name
+        self.__ray_metadata__ = SimpleNamespace(modified_class=made)
 
     def options(self, **kwargs: Any) -> _ActorClass:
-        return self
+        return _ActorClass(self._made, kwargs.get("name"))
 
-    def remote(self, *args: Any, **kwargs: Any) -> _Actor:
-        return _Actor(self._made(*args, **kwargs))
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self._made, type):
+            return _Actor(SimpleNamespace(call=self._made)).call.remote(*args, **kwargs)
+        actor = _named.get(self._name) or _Actor(self._made(*args, **kwargs))
+        if self._name:
+            _named[self._name] = actor
+        return actor
+
+
+_named: dict[str | None, _Actor] = {}
 
 
 def _remote(*args: Any, **kwargs: Any) -> Any:
-    """Ray's own but for classes of the script."""
+    return _ActorClass(args[0]) if args else _ActorClass
 
-    def decorate(made: Any) -> Any:
-        return _ActorClass(made) if getattr(made, "__module__", "") == "__main__" else _rays_remote(**kwargs)(made)
 
-    if not args:
-        return decorate
-    return _ActorClass(args[0]) if getattr(args[0], "__module__", "") == "__main__" else _rays_remote(*args)
+def _get_actor(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _named.get(name) or _Controller()
 
 
 def _get(value: Any, **kwargs: Any) -> Any:
@@ -101,9 +110,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 ray.init = ray.shutdown = ray.kill = _nothing
 ray.is_initialized = lambda: False
-ray.get_actor = lambda *args, **kwargs: _Controller()
+ray.get_actor = _get_actor
 ray.get = _get
-_rays_remote, ray.remote = ray.remote, _remote
+ray.put = lambda value, **kwargs: value
+ray.remote = _remote
 threading.Thread(target=_Actor.loop.run_forever, daemon=True).start()
 for name in os.environ.get("TQ_SUITES_NOTHING", "").split():  # what else of the client needs a cluster
     module, _, path = name.partition(":")
