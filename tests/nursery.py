@@ -72,6 +72,8 @@ def become(request: dict, files: list[int]) -> tuple[str, str]:  # type: ignore[
     for number, file in zip(request["files"], moved, strict=True):
         os.dup2(file, number)
         os.close(file)
+    if request.get("session"):
+        os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])

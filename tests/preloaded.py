@@ -100,6 +100,7 @@ class Popen(subprocess.Popen[Any]):
             return
         environ = dict(os.environ if env is None else env)
         request = {"argv": words[1:], "environ": environ, "cwd": str(cwd or os.getcwd()), "files": [0, 1, 2]}
+        request["session"] = bool(rest[20])
         files = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
         try:
             self.pid = self._nursery.fork(request, files)

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from transfer_queue.config import resource
 from transfer_queue.launch import local
 from transfer_queue.launch.local import LocalStack
@@ -43,11 +44,11 @@ def plan() -> Iterator[LocalPlan]:
 
 
 def test_rows_of_the_last_run_are_there_in_the_next(plan: LocalPlan, tmp_path: Path) -> None:
-    with LocalStack(plan, tmp_path).start() as stack:
+    with preloaded.servers(), LocalStack(plan, tmp_path).start() as stack:
         client = tq.TransferQueueClient("first", stack.controller_address)
         meta = client.put(TensorDict({"x": torch.arange(8.0).view(2, 4)}, batch_size=[2]), partition_id="p")
         client.close()
-    with LocalStack(plan, tmp_path).start() as stack:
+    with preloaded.servers(), LocalStack(plan, tmp_path).start() as stack:
         client = tq.TransferQueueClient("second", stack.controller_address)
         assert torch.equal(client.get_data(meta)["x"].values().view(2, 4), torch.arange(8.0).view(2, 4))
         client.close()

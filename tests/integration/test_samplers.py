@@ -42,7 +42,8 @@ def take(partition: str, size: int, timeout: float = 5.0, **params: Any) -> tq.B
 
 @pytest.fixture
 def local() -> Iterator[None]:
-    yield
+    with preloaded.servers():
+        yield
     tq.close()
 
 

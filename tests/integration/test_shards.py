@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.test_checkpoint import content, fill, without_indexes
 from tests.waiting import wait_until
 from transfer_queue.cli.connection import ControllerConnection
@@ -58,7 +59,10 @@ def stack() -> Iterator[LocalStack]:
     timing = {"timing": Timing(heartbeat=0.3, reconnect_grace=1.0)}
     units = tuple(unit.model_copy(update=timing) for unit in plan.units)
     controller = plan.controller.model_copy(update=timing)
-    with LocalStack(replace(plan, controller=controller, units=units)).start() as running:
+    made = LocalStack(replace(plan, controller=controller, units=units))
+    with preloaded.servers():
+        made.start()
+    with made as running:
         yield running
 
 
@@ -220,7 +224,7 @@ def test_forwarded_ports_of_all_shards_are_enough_for_the_tools(
 @contextmanager
 def attached(shards: int) -> Iterator[None]:
     """This process attached to a queue of its own."""
-    with LocalStack(default_plan(units=2, unit_capacity=64 << 20, shards=shards)).start() as stack:
+    with preloaded.servers(), LocalStack(default_plan(units=2, unit_capacity=64 << 20, shards=shards)).start() as stack:
         tq.init({"controller": {"addresses": [stack.controller_addresses[0]]}, "security": {"allowPickle": True}})
         try:
             yield
@@ -462,7 +466,7 @@ def durable(tmp_path: Path) -> Iterator[LocalPlan]:
 
 def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: LocalPlan, tmp_path: Path) -> None:
     names = [next(f"step-{n}" for n in range(99) if shard_of(f"step-{n}", 2) == shard) for shard in range(2)]
-    with LocalStack(durable, tmp_path).start() as stack:
+    with preloaded.servers(), LocalStack(durable, tmp_path).start() as stack:
         client = tq.TransferQueueClient("first", stack.attach_config)
         metas = [client.put(batch(seed), partition_id=name) for seed, name in enumerate(names)]
         os.kill(stack.processes[1].pid, signal.SIGKILL)
@@ -470,7 +474,7 @@ def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: Loc
         stack.restart_ended()
         assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
         client.close()
-    with LocalStack(durable, tmp_path).start() as stack:
+    with preloaded.servers(), LocalStack(durable, tmp_path).start() as stack:
         client = tq.TransferQueueClient("second", stack.attach_config)
         assert all(same(client.get_data(meta), batch(seed)) for seed, meta in enumerate(metas))
         client.close()
@@ -482,7 +486,7 @@ def test_rows_of_all_shards_outlive_their_controllers_and_the_queue(durable: Loc
 
 def test_locks_and_updates_outlive_a_durable_controller(durable: LocalPlan, tmp_path: Path) -> None:
     name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if shard_of(name, 2) == 1)
-    with LocalStack(durable, tmp_path).start() as stack, ThreadPoolExecutor() as pool:
+    with preloaded.servers(), LocalStack(durable, tmp_path).start() as stack, ThreadPoolExecutor() as pool:
         tq.init({"controller": {"addresses": stack.controller_addresses}})
         tq.kv_put("n", name, {"n": torch.tensor(0)})
         with tq.kv_global_lock("lock", name, lease_s=60) as lock:

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests import preloaded
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.errors import ConnectionLostError
@@ -246,7 +247,7 @@ def test_who_waits_for_a_dead_server_is_told_which_and_why(
 ) -> None:
     monkeypatch.setenv("TQ_PUT_WAIT", "3")
     monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "3")
-    with LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack:
+    with preloaded.servers(), LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack:
         client = tq.TransferQueueClient("c", stack.attach_config)
         client.put(rows(1), partition_id="p")
         for server in stack.processes:
@@ -262,7 +263,11 @@ def test_who_waits_for_a_dead_server_is_told_which_and_why(
 
 
 def test_a_put_waits_for_storage_units_that_are_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    with LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack, ThreadPoolExecutor(1) as pool:
+    with (
+        preloaded.servers(),
+        LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack,
+        ThreadPoolExecutor(1) as pool,
+    ):
         client = tq.TransferQueueClient("c", stack.attach_config)
         client.put(rows(1), partition_id="p")
         os.kill(stack.processes[1].pid, signal.SIGKILL)
