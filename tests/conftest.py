@@ -15,7 +15,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import artefacts, orphans, reruns
 
@@ -42,7 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # A failed property names the example that breaks it, which is its seed. A busy machine makes no property fail.
 settings.register_profile(
-    "tests", settings.get_profile(settings.get_current_profile_name()), print_blob=True, deadline=None
+    "tests",
+    settings.get_profile(settings.get_current_profile_name()),
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("tests")
 

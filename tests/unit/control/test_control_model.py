@@ -1,7 +1,11 @@
-"""Random histories: the core and the naive model see the same commands and must say the same."""
+"""Random histories: the core and the naive model see the same commands and must say the same.
+
+For millions of steps: HYPOTHESIS_PROFILE=nightly pytest --timeout 0 tests/unit/control/test_control_model.py
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -378,3 +383,5 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
+examples, steps = (50_000, 80) if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else (300, 40)
+TestHistory.settings = settings(max_examples=examples, stateful_step_count=steps)

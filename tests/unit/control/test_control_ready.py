@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.control.arrays import as_positions, compact, from_runs, to_runs
@@ -24,6 +24,7 @@ _STEPS = st.lists(
 )
 
 
+@settings(max_examples=300)
 @given(group=st.sampled_from([1, 1, 3, 64]), offset=st.integers(0, 5), steps=_STEPS)
 def test_queue_gives_the_lowest_members_and_forgets_them(group: int, offset: int, steps: Any) -> None:
     offset %= group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.control.arrays import compact
@@ -24,6 +24,7 @@ _STEPS = st.lists(
 )
 
 
+@settings(max_examples=300)
 @given(steps=_STEPS)
 def test_a_sparse_column_reads_as_an_array_that_was_written_alike(steps: Any) -> None:
     column, plain = SparseColumn(np.int64), np.zeros(_ROWS, np.int64)
