@@ -66,6 +66,10 @@ def _spill(backend: str, reason: str) -> Refused:
 
 
 _PACKAGE = Refused(_NAMES_NONE, "{backend: {redis: {}}}", "spec.backend")
+_PACKAGE_KILLED = Works(
+    "integration/storage/test_packaged.py"
+    "::test_rows_outlive_a_killed_controller_and_killed_units_and_connections_of_the_queue_have_tls"
+)
 
 TABLE: dict[str, tuple[Cell, ...]] = {
     "several controllers": (_CONFORMS,) * 6,
@@ -99,7 +103,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             "backend ray has no TLS",
         ),
         None,
-        None,
+        _PACKAGE_KILLED,
         Works("integration/test_tq_up.py::test_a_shard_that_ends_is_started_again_while_the_others_go_on"),
     ),
     "durability process": (
@@ -107,7 +111,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cannot(_OWN_MEMORY),
         Cannot(_OWN_MEMORY),
         Cannot(_OWN_MEMORY),
-        None,
+        _PACKAGE_KILLED,
         Works("integration/test_shards.py::test_rows_of_all_shards_outlive_their_controllers_and_the_queue"),
     ),
     "durability node": (
@@ -115,7 +119,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cannot(_OWN_MEMORY),
         Cannot(_OWN_MEMORY),
         Cannot(_OWN_MEMORY),
-        None,
+        Cannot("it is the package's own matter"),
         Works(
             "cluster/test_e2e_shards.py::test_a_killed_shard_costs_its_own_partitions_only_and_comes_back_with_their_rows"
         ),

@@ -56,3 +56,38 @@ def test_settings_that_no_other_process_can_be_told_are_refused(redis_package: P
     done = run(PROGRAM % ", 'url': object()", redis_package, tmp_path)
     assert done.returncode == 1
     assert "backend.redis" in done.stderr.splitlines()[-1]
+
+
+KILLED = """
+import os, pathlib, signal, time
+from dataclasses import replace
+import transfer_queue as tq
+from transfer_queue.launch.local import LocalStack, default_plan
+from transfer_queue.storage.registry import backend_servers
+
+with backend_servers("redis", pathlib.Path.cwd()) as settings:
+    plan = replace(default_plan(units=2, unit_capacity=16 << 20), tls=True)
+    plan = replace(plan, controller=plan.controller.model_copy(update={"durability": "node"}))
+    plan = plan.with_backend_kind("redis").with_backend_settings(settings)
+    with LocalStack(plan, pathlib.Path.cwd() / "queue").start() as stack:
+        os.environ["TQ_CONFIG_FILE"] = str(stack.write_attach_config())
+        tq.init()
+        for number in range(6):
+            tq.kv_put(f"k{number}", "train", {"x": number})
+        for process in stack.processes:
+            os.kill(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 120
+        while len(stack.restarts) < 3 or stack.failure():
+            assert time.monotonic() < deadline
+            stack.restart_ended()
+        print("rows", list(tq.kv_batch_get(["k2", "k0", "k5"], "train")["x"]))
+        print("tls", pathlib.Path(tq.get_client().config.security.tls.ca).exists())
+        tq.close()
+"""
+
+
+def test_rows_outlive_a_killed_controller_and_killed_units_and_connections_of_the_queue_have_tls(
+    redis_package: Path, tmp_path: Path
+) -> None:
+    done = run(KILLED, redis_package, tmp_path)
+    assert done.stdout == "rows [2, 0, 5]\ntls True\n", done.stderr
