@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from transfer_queue._printable import printable
 from transfer_queue.config.document import Document, TerseDocument, load_document, validate_document
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.errors import ConfigError
@@ -63,8 +64,8 @@ class Target:
         else:
             return None
         return (
-            f"the controller at {address} serves queue {found}, but {self.origin or 'this program'} expects {meant}, "
-            "which has ended or moved; start it again, or attach to the queue that you want"
+            f"the controller at {address} serves queue {printable(found)}, but {self.origin or 'this program'} "
+            f"expects {meant}, which has ended or moved; start it again, or attach to the queue that you want"
         )
 
 

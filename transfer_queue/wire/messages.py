@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 
 import msgspec
 
+from transfer_queue._printable import printable
 from transfer_queue.control import commands
 from transfer_queue.control.requests import CONSUMERS, PRODUCERS, USERS, Request, Roles, Scope, union_of
 from transfer_queue.errors import InvalidTypeError, RequestError, TransferQueueError, error_class
@@ -221,7 +222,8 @@ class Challenge(Message, frozen=True, tag=True, omit_defaults=True):
 
 
 class Failure(Message, frozen=True, tag=True, omit_defaults=True):
-    """A refused request; raised at the caller as the same class with the same text."""
+    """A refused request; raised at the caller as the same class with the same text, in one line without control
+    characters: the peer may be any program."""
 
     error: str
     text: str
@@ -234,7 +236,7 @@ class Failure(Message, frozen=True, tag=True, omit_defaults=True):
         return cls("RequestError", f"{name}: {error}")
 
     def exception(self) -> TransferQueueError:
-        return error_class(self.error)(self.text)
+        return error_class(self.error)(printable(self.text))
 
 
 # ---------------------------------------------------------------------------------------- controller, besides Commands

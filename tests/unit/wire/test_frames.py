@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transfer_queue.config.attach import Target
 from transfer_queue.control.commands import ListPartitions
 from transfer_queue.errors import CapacityError, RequestError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.wire import frames
@@ -216,6 +217,11 @@ def test_an_error_arrives_as_its_own_class_with_its_text() -> None:
     foreign = Failure.of(ZeroDivisionError("by zero")).exception()
     assert type(foreign) is RequestError
     assert str(foreign) == "ZeroDivisionError: by zero"
+    hostile = Failure("RequestError", "no\x1b]0;mine\x07\nWARNING all is well \u202e").exception()
+    assert str(hostile) == r"no\x1b]0;mine\x07\nWARNING all is well \u202e"
+    mismatch = Target("mine").mismatch("\x1b[2J", None, "localhost:1")
+    assert mismatch is not None
+    assert r"serves queue \x1b[2J" in mismatch
     unknown = Failure("SystemExit", "no").exception()
     assert type(unknown) is RequestError
 
