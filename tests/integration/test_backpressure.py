@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from tests.integration.stack import Stack, running_stack
+from tests.integration.stack import TIMING, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.control.commands import ListKeys
 from transfer_queue.errors import CapacityError
@@ -195,15 +195,20 @@ def message(number: int, body: msgspec.Struct) -> bytes:
     return MAGIC.to_bytes(4, "little") + len(header).to_bytes(4, "little") + bytes(8) + header
 
 
-def test_listings_that_a_client_does_not_read_do_not_pile_up(
-    stack: Stack, clients: list[tq.TransferQueueClient]
-) -> None:
+@pytest.fixture
+def patient() -> Iterator[Stack]:
+    """Its controller does not take a client for gone that reads nothing for as long as a busy machine needs."""
+    with running_stack(units=1, capacity="16Mi", timing={**TIMING, "peerTimeout": 120.0}) as running:
+        yield running
+
+
+def test_listings_that_a_client_does_not_read_do_not_pile_up(patient: Stack) -> None:
     """They travel in headers, and many requests come with one read of the socket."""
-    writer = clients[0]
+    writer = tq.TransferQueueClient("writer", patient.address)
     writer.run(writer.kv.put, [f"k{number}" for number in range(100)], "p", None, [{"text": "x" * 100_000}] * 100, None)
-    memory = psutil.Process(stack.controller.process.pid).memory_info
+    memory = psutil.Process(patient.controller.process.pid).memory_info
     before, asked = memory().rss, 60
-    host, port = stack.address.rsplit(":", 1)
+    host, port = patient.address.rsplit(":", 1)
 
     def request(number: int, body: object) -> bytes:
         header = ENCODER.encode(Envelope(Kind.REQUEST, number, 0, body))
@@ -220,3 +225,4 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(
             _, size, _ = struct.unpack("<IIQ", answers.read(16))
             found += size > 10_000_000
             answers.read(size)
+    writer.close()
