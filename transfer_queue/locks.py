@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from transfer_queue._kv_meta import KVBatchMeta
 from transfer_queue.client.client import AsyncClient
-from transfer_queue.client.local_locks import Held, check_lock
+from transfer_queue.client.local_locks import Held, async_lock_block, check_lock, lock_block
 from transfer_queue.client.locks import GlobalLock, giving_back, taking
 from transfer_queue.client.twins import blocking
 from transfer_queue.client.updates import Parser, Update
@@ -35,7 +34,7 @@ async def _async_give_back(client: AsyncClient, lock: GlobalLock) -> None:
 _take, _give_back = blocking(_async_take), blocking(_async_give_back)
 
 
-@contextmanager
+@lock_block
 def kv_global_lock(
     keys: list[str] | str, partition_id: str, timeout: float | None = None, lease_s: float = 30
 ) -> Iterator[GlobalLock]:
@@ -79,7 +78,7 @@ def kv_global_lock(
                 _give_back(client, lock)
 
 
-@asynccontextmanager
+@async_lock_block
 async def async_kv_global_lock(
     keys: list[str] | str, partition_id: str, timeout: float | None = None, lease_s: float = 30
 ) -> AsyncIterator[GlobalLock]:

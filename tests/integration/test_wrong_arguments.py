@@ -35,6 +35,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "put": {"data": ROWS, "partition_id": "p"},
     "get_data": {},
+    "ack": {"metadata": tq.BatchMeta()},
     "set_custom_meta": {},
     "clear_samples": {},
     "clear_partition": {"partition_id": "p"},
@@ -45,6 +46,12 @@ GOOD: dict[str, dict[str, Any]] = {
 WRONG = [
     ("kv_list", "partition_id", 5),
     ("kv_list", "partition_id", "\ud800"),
+    ("kv_list", "partition_id", ""),
+    ("kv_retrieve_meta", "keys", ["a", ""]),
+    ("get_meta", "data_fields", ["x", ""]),
+    ("get_consumption_status", "task_name", ""),
+    ("reset_consumption", "task_name", ""),
+    ("ack", "task_name", ""),
     ("kv_retrieve_meta", "partition_id", None),
     ("kv_retrieve_meta", "keys", ["\ud800"]),
     ("kv_retrieve_keys", "global_indexes", [2**70]),
@@ -80,6 +87,30 @@ def test_a_wrong_argument_is_refused_by_its_name(queue: Stack, call: str, argume
     method: Callable[..., Any] = getattr(tq.get_client(), call)
     with pytest.raises(tq.TransferQueueError, match=argument):
         method(**{**GOOD[call], argument: value})
+
+
+def test_empty_names_and_lists_are_refused_by_the_key_value_interface(queue: Stack, partition: str) -> None:
+    meta = tq.kv_put("a", partition, {"x": torch.ones(2)})
+    with pytest.raises(InvalidInputError, match="keys must not be empty"):
+        tq.kv_put("", partition, {"x": torch.ones(2)})
+    for get, rows in ((tq.kv_batch_get, ("a", partition)), (tq.kv_batch_get_by_meta, (meta,))):
+        with pytest.raises(InvalidInputError, match="select_fields is an empty list; leave it out"):
+            get(*rows, select_fields=[])
+        with pytest.raises(InvalidInputError, match="select_fields holds an empty name"):
+            get(*rows, select_fields="")
+    with pytest.raises(InvalidInputError, match="fields is an empty list"):
+        tq.kv_update("a", partition, [], {}, parser=lambda old, new: new)
+    tags = tq.kv_put("b", partition, tag={"n": 1})
+    assert tq.kv_batch_get_by_meta(tags).batch_size == torch.Size([0])
+    assert list(tq.kv_list(partition)[partition]) == ["a", "b"]
+
+
+def test_the_production_of_no_fields_is_never_complete_and_says_so(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    assert not tq.get_client().check_production_status([], partition)
+    assert "data_fields names no field" in caplog.text
 
 
 @pytest.mark.parametrize("tag", [{"a": object()}, {"a": 2**70}, {"a": "\ud800"}, {1: 2}])

@@ -24,7 +24,7 @@ from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.config import resource
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import plan_local, with_backend
-from transfer_queue.launch.ports import with_free_ports
+from transfer_queue.launch.ports import PortClaims, with_free_ports
 
 __all__ = ["app"]
 
@@ -65,16 +65,17 @@ def up(
         wanted = resource.load(file)
         if backend:
             wanted = with_backend(wanted, backend)
-        try:
-            plan = plan_local(with_free_ports(wanted))
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from None
         if detach and command:
             raise ConfigError("--detach and a command exclude each other: the queue of a command ends with it")
-        if detach:
-            code = bring_up_detached(file, backend, console)
-        else:
-            code = bring_up(plan, command or [], console, background=background)
+        with PortClaims() as claims:
+            try:
+                plan = plan_local(with_free_ports(wanted, None if detach else claims))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from None
+            if detach:
+                code = bring_up_detached(file, backend, console)
+            else:
+                code = bring_up(plan, command or [], console, background=background)
     raise typer.Exit(code)
 
 

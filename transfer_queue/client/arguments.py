@@ -26,6 +26,7 @@ __all__ = [
     "check_lease",
     "check_mapping",
     "check_metadata",
+    "check_name",
     "check_params",
     "check_partition",
     "check_placement",
@@ -44,12 +45,17 @@ def check_text(name: str, value: object) -> str:
     return _encodable(name, value)
 
 
+def check_name(name: str, value: object) -> str:
+    """A string that is not empty."""
+    text = check_text(name, value)
+    if not text:
+        raise InvalidInputError(f"{name} must not be empty")
+    return text
+
+
 def check_partition(partition_id: object) -> str:
     """Check the name of a partition: a string that is not empty."""
-    text = check_text("partition_id", partition_id)
-    if not text:
-        raise InvalidInputError("partition_id must not be empty")
-    return text
+    return check_name("partition_id", partition_id)
 
 
 def check_placement(placement: object) -> torch.device | None:
@@ -74,7 +80,7 @@ def check_placement(placement: object) -> torch.device | None:
 
 
 def check_keys(keys: object) -> list[str]:
-    """A non-empty list of strings."""
+    """A non-empty list of strings that are not empty."""
     if not isinstance(keys, list):
         raise InvalidTypeError(f"keys must be a list of strings, not {type(keys).__name__}")
     for kind in {*map(type, keys)}:
@@ -82,6 +88,8 @@ def check_keys(keys: object) -> list[str]:
             raise InvalidTypeError(f"keys must be strings, not {kind.__name__}")
     if not keys:
         raise InvalidInputError("keys is an empty list")
+    if "" in keys:
+        raise InvalidInputError("keys must not be empty: rows of an unset variable would overwrite each other")
     joined = "".join(keys)
     if not joined.isascii():
         _encodable("keys", joined)
@@ -95,6 +103,8 @@ def check_fields(name: str, value: object) -> list[str]:
     for field in value:
         if not isinstance(field, str):
             raise InvalidTypeError(f"{name} must be a list of strings, not of {type(field).__name__}")
+        if not field:
+            raise InvalidInputError(f"{name} holds an empty name")
     return _encodable(name, list(value))
 
 

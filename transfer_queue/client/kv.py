@@ -13,7 +13,6 @@ from transfer_queue.client.arguments import (
     check_partition,
     check_placement,
     check_tags,
-    check_text,
 )
 from transfer_queue.client.notices import Notices, value_of
 from transfer_queue.client.operation import Operation, spanned
@@ -153,9 +152,13 @@ class KvOperations:
         select_fields: Fields,
         options: ReadOptions = DEFAULT_READ,
     ) -> Operation[LoadedBatch, TensorDict]:
+        return self._get(keys, partition_id, self._field_names(select_fields), options)
+
+    def _get(
+        self, keys: list[str] | str, partition_id: str, wanted: list[str] | None, options: ReadOptions
+    ) -> Operation[LoadedBatch, TensorDict]:
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
-        wanted = _field_names(select_fields)
         checked = options.checked(self._options)
         return Operation(
             self._load(keys, partition_id, wanted),
@@ -173,13 +176,13 @@ class KvOperations:
             raise InvalidTypeError(f"meta must be a KVBatchMeta, not {type(meta).__name__}{advice}")
         if not meta.partition_id:
             raise InvalidInputError("meta has no partition_id")
-        wanted = _field_names(select_fields)
+        wanted = self._field_names(select_fields)
         if wanted is not None:
             absent = sorted(set(wanted) - set(meta.fields or ()))
             if absent or meta.fields is None:
                 raise InvalidInputError(f"select_fields {absent} not found in meta.fields {meta.fields}")
         wanted = meta.fields if wanted is None else wanted
-        return self.get(list(meta.keys), meta.partition_id, wanted, options)
+        return self._get(list(meta.keys), meta.partition_id, wanted, options)
 
     async def _load(self, keys: list[str], partition_id: str, wanted: list[str] | None) -> LoadedBatch:
         timeout_s = self._options.request_s
@@ -197,6 +200,14 @@ class KvOperations:
         if not fields:
             return LoadedBatch(EMPTY, [], ReadPlan([], [], []), None)
         return await self._engine.load(batch, fields, lookup, timeout_s)
+
+    def _field_names(self, select_fields: Fields) -> list[str] | None:
+        if select_fields is None:
+            return None
+        names = check_fields("select_fields", [select_fields] if isinstance(select_fields, str) else select_fields)
+        if not names and self._options.missing_fields == "error":
+            raise InvalidInputError("select_fields is an empty list; leave it out to get all fields")
+        return names
 
     def _tell_dropped(self, names: list[str], partition: str) -> None:
         if fresh := [name for name in names if name not in self._dropped]:
@@ -241,7 +252,7 @@ class KvOperations:
     # ------------------------------------------------------------------------------------------------- list and clear
 
     def list_keys(self, partition_id: str | None) -> Operation[Keys, Keys]:
-        partition = "" if partition_id is None else check_text("partition_id", partition_id)
+        partition = "" if partition_id is None else check_partition(partition_id)
 
         async def work() -> Keys:
             found: Keys = value_of(await self._engine.request(ListKeys(partition), self._options.request_s))
@@ -328,12 +339,6 @@ def _lock_number(lock: object, partition_id: str) -> int:
     if not isinstance(lock, GlobalLock):
         raise InvalidTypeError(f"lock must be what kv_global_lock gives, not {type(lock).__name__}")
     return lock.number_for(partition_id)
-
-
-def _field_names(select_fields: Fields) -> list[str] | None:
-    if select_fields is None or isinstance(select_fields, str):
-        return None if select_fields is None else [select_fields]
-    return check_fields("select_fields", select_fields)
 
 
 def single_row(fields: dict[str, Any]) -> dict[str, Any]:

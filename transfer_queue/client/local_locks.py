@@ -7,11 +7,13 @@ import contextlib
 import inspect
 import os
 import threading
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from transfer_queue.client.arguments import check_keys, check_partition
 from transfer_queue.control.locks import Lines
@@ -21,10 +23,79 @@ __all__ = [
     "Held",
     "async_kv_local_lock",
     "async_kv_local_locked",
+    "async_lock_block",
     "check_lock",
     "kv_local_lock",
     "kv_local_locked",
+    "lock_block",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Block = TypeVar("Block", bound="AbstractContextManager[Any] | AbstractAsyncContextManager[Any]")
+
+
+class _Lock(Generic[Block]):
+    """What the call of a lock returns. It warns if nobody enters it, as nothing was locked then."""
+
+    def __init__(self, usage: str, make: Callable[[], Block]) -> None:
+        self._usage = usage
+        self._make = make
+        self._entered: Block | None = None
+
+    def _enter(self) -> Block:
+        if self._entered is not None:
+            raise RequestError(f"this lock was entered before; make another call: {self._usage}")
+        self._entered = self._make()
+        return self._entered
+
+    def __del__(self) -> None:
+        if self._entered is None:
+            warnings.warn(f"nothing was locked, as the lock was not entered; write {self._usage}", stacklevel=2)
+
+
+class _BlockingLock(_Lock[AbstractContextManager[T]], AbstractContextManager[T]):
+    def __enter__(self) -> T:
+        return self._enter().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._entered is not None
+        return self._entered.__exit__(kind, error, trace)
+
+
+class _AsyncLock(_Lock[AbstractAsyncContextManager[T]], AbstractAsyncContextManager[T]):
+    async def __aenter__(self) -> T:
+        return await self._enter().__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._entered is not None
+        return await self._entered.__aexit__(kind, error, trace)
+
+
+def lock_block(call: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """``contextmanager`` for a lock, which warns if it is not entered."""
+    make = contextmanager(call)
+
+    @wraps(call)
+    def lock(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _BlockingLock(f"with {call.__name__}(...):", partial(make, *args, **kwargs))
+
+    return lock
+
+
+def async_lock_block(call: Callable[P, AsyncIterator[T]]) -> Callable[P, AbstractAsyncContextManager[T]]:
+    """``asynccontextmanager`` for a lock, which warns if it is not entered."""
+    make = asynccontextmanager(call)
+
+    @wraps(call)
+    def lock(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
+        return _AsyncLock(f"async with {call.__name__}(...):", partial(make, *args, **kwargs))
+
+    return lock
 
 
 class Held:
@@ -114,7 +185,7 @@ _locks = _LocalLocks()
 _held = Held("kv_local_lock")
 
 
-@contextmanager
+@lock_block
 def kv_local_lock(keys: list[str] | str, partition_id: str, timeout: float | None = None) -> Iterator[None]:
     """Hold an exclusive lock on ``keys`` among the threads and asyncio tasks of this process, first come, first served.
 
@@ -153,7 +224,7 @@ def kv_local_lock(keys: list[str] | str, partition_id: str, timeout: float | Non
             _locks.leave(waiter)
 
 
-@asynccontextmanager
+@async_lock_block
 async def async_kv_local_lock(
     keys: list[str] | str, partition_id: str, timeout: float | None = None
 ) -> AsyncIterator[None]:

@@ -21,6 +21,7 @@ from transfer_queue.client.arguments import (
     check_lease,
     check_mapping,
     check_metadata,
+    check_name,
     check_params,
     check_partition,
     check_placement,
@@ -408,7 +409,7 @@ class RowOperations:
 
     def acknowledge(self, metadata: BatchMeta, task_name: str) -> Operation[None, None]:
         check_metadata(metadata)
-        task = check_text("task_name", task_name)
+        task = check_name("task_name", task_name)
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
@@ -449,14 +450,16 @@ class RowOperations:
 
         async def work() -> StatusArrays:
             reply = _arrays(await self._engine.request(command, self._options.request_s))
-            if reply.indexes is None:
+            if not command.fields:
+                self._notices.warn("production status", command.partition, "data_fields names no field")
+            elif reply.indexes is None:
                 await self._notices.absent("production status", command.partition, fields=command.fields)
             return reply
 
         return Operation(work(), lambda reply: _status(reply, True))
 
     def consumption_status(self, task_name: str, partition_id: str) -> Operation[StatusArrays, Status]:
-        command = ConsumptionStatus(check_partition(partition_id), check_text("task_name", task_name))
+        command = ConsumptionStatus(check_partition(partition_id), check_name("task_name", task_name))
 
         async def work() -> StatusArrays:
             reply = _arrays(await self._engine.request(command, self._options.request_s))
@@ -475,7 +478,7 @@ class RowOperations:
         return Operation(self._counts(check_partition(partition_id)), dict)
 
     def stream_drained(self, task_name: str, partition_id: str) -> Operation[dict[str, Any], bool]:
-        task = check_text("task_name", task_name)
+        task = check_name("task_name", task_name)
 
         def finish(counts: dict[str, Any]) -> bool:
             consumed = counts.get("tasks", {}).get(task, {}).get("consumed", 0)
@@ -498,7 +501,7 @@ class RowOperations:
             return {}
 
     def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[None, bool]:
-        task = None if task_name is None else check_text("task_name", task_name)
+        task = None if task_name is None else check_name("task_name", task_name)
         command = ResetConsumption(check_partition(partition_id), task, check_seconds("idle", idle))
 
         async def work() -> None:

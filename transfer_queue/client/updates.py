@@ -44,6 +44,8 @@ def _new_values(fields: object, values: object) -> dict[str, Any]:
     if isinstance(fields, str):
         return {check_fields("fields", [fields])[0]: values}
     names = check_fields("fields", fields)
+    if not names:
+        raise InvalidInputError("fields is an empty list; name the fields to update")
     if not isinstance(values, Mapping):
         raise InvalidTypeError(f"values of several fields must be a mapping, not {type(values).__name__}")
     if {*values} != {*names}:
