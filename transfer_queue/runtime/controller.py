@@ -23,6 +23,7 @@ from transfer_queue.control.commands import (
     Clear,
     Command,
     Commit,
+    Committed,
     Fetch,
     Lock,
     RenewLock,
@@ -337,7 +338,8 @@ class Controller(Server):
             self._in_background(self.long_answers.bury(before))
         if isinstance(command, Commit):
             session.committed(command)
-            self.last_writes.note(session.client_id, command, started)
+            written = len(result.indexes) // 8 if isinstance(result, Committed) else 0
+            self.last_writes.note(session.client_id, command, started, written)
             self.counters.bytes_put += sum(ref.nbytes for ref in command.blocks)
         if isinstance(result, Parked):
             session.parked[request] = ParkedRequest(keep, started, command)

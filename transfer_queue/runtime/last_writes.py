@@ -14,12 +14,32 @@ _MOST_TASKS = 8192
 """Clients whose task is remembered."""
 
 
+_PACE_S = 60.0
+"""Time over which rows are counted; after it, time and rows are halved, so that what is newer weighs more."""
+
+
 class LastWrite(NamedTuple):
-    """The newest put of a field by one client. ``at``: seconds of ``time.monotonic``."""
+    """The newest put of a field by one client. ``at``: seconds of ``time.monotonic``.
+
+    The client wrote ``rows`` rows of the field after ``since``.
+    """
 
     client: str
     partition: str
     at: float
+    since: float
+    rows: float
+
+    def pace(self, now: float) -> float:
+        """Rows a second until ``now``; 0.0 where nothing tells, after a single put."""
+        return self.rows / (now - self.since) if now > self.since else 0.0
+
+    def again(self, partition: str, at: float, rows: int) -> LastWrite:
+        """The next put of the client."""
+        halves = 0.5 if self.at - self.since > _PACE_S else 1.0
+        return LastWrite(
+            self.client, partition, at, self.at - halves * (self.at - self.since), halves * self.rows + rows
+        )
 
 
 class LastWrites:
@@ -35,16 +55,16 @@ class LastWrites:
         """Partition, fields -> the rows that lacked each of these fields at ``missing_at``."""
         self.missing_at = float("-inf")
 
-    def note(self, client: str, command: Commit, at: float) -> None:
-        """Remember a put that was accepted."""
+    def note(self, client: str, command: Commit, at: float, rows: int = 0) -> None:
+        """Remember a put of ``rows`` rows that was accepted."""
         if not command.fields:
             return
-        write = LastWrite(client, command.partition, at)
+        fresh = LastWrite(client, command.partition, at, at, 0.0)
         for schema in command.fields:
             writes = self._by_field.pop(schema.name, None) or {}
             self._by_field[schema.name] = writes  # the newest is last
-            writes.pop(client, None)
-            writes[client] = write
+            former = writes.pop(client, None)
+            writes[client] = former.again(command.partition, at, rows) if former else fresh
             if len(writes) > _MOST_CLIENTS:
                 del writes[next(iter(writes))]
         while len(self._by_field) > _MOST_FIELDS:

@@ -24,7 +24,8 @@ __all__ = ["explain", "explain_timeout", "find_writers", "in_words"]
 def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dict[str, Any]]:
     """For each field: on how many rows it is missing, the client that wrote it last (None: nobody has since this
     controller started), the task for which this client fetches rows itself, where and how many seconds ago it wrote,
-    whether it is connected, and how many clients have written the field and are connected.
+    whether it is connected, how many clients have written the field and are connected, and how many rows a second all
+    of them write (0.0: too few puts tell).
 
     Args:
         controller: Whose clients they are.
@@ -32,6 +33,7 @@ def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dic
     """
     connected = _connected(controller)
     found: list[dict[str, Any]] = []
+    now = time.monotonic()
     for field, rows in missing.items():
         writes = controller.last_writes.all_of(field)
         last = writes[-1] if writes else None
@@ -42,8 +44,9 @@ def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dic
                 "client": last.client if last else None,
                 "task": controller.last_writes.task_of(last.client) if last else "",
                 "partition": last.partition if last else "",
-                "ago_s": max(0.0, time.monotonic() - last.at) if last else 0.0,
+                "ago_s": max(0.0, now - last.at) if last else 0.0,
                 "connected": last is not None and last.client in connected,
+                "rows_s": sum(write.pace(now) for write in writes),
                 "clients": len(writes),
                 "clients_connected": sum(write.client in connected for write in writes),
             }
@@ -169,8 +172,19 @@ def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Itera
         return
     field = seconds.most_common(1)[0][0]
     tasks = ", ".join(map(repr, sorted(held[field])))
-    own = "" if writers[field]["client"] is None else " and waits for nothing itself"
-    yield f"{field!r} holds up {tasks}: {_written([writers[field]])}{own}"
+    yield f"{field!r} holds up {tasks}: {_written([writers[field]])}{_slow(writers[field])}"
+
+
+def _slow(writer: dict[str, Any]) -> str:
+    """Why the writer is to blame, and how fast its stage is."""
+    if writer["client"] is None:
+        return ""
+    words = " and waits for nothing itself"
+    if not writer["connected"]:
+        return words
+    stage = repr(writer["task"]) if writer["task"] else "this stage"
+    pace = writer.get("rows_s", 0.0)
+    return f"{words}: {stage} itself is slow" + (f", at {pace:.2g} rows/s" if pace else "")
 
 
 def _roots(

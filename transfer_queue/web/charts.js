@@ -43,7 +43,7 @@ const QUESTIONS = [
       if (!worst) return [false, "Nothing was waited for."];
       const all = total(data.reasons.flatMap((item) => item.waited)) || 1;
       const behind = roots.length && roots.length < data.reasons.length ? "; other stages wait behind it" : "";
-      const share = `${percent(total(worst[1]) / all)} of all waiting is for ${worst[0]}${behind}`;
+      const share = `${percent(total(worst[1]) / all)} of the time that requests waited was for ${worst[0]}${behind}`;
       const wait = last(data.queue.oldest_wait);
       return wait >= LATE_S ? [true, `The oldest request has waited ${seconds(wait)}; ${share}.`] : [false, `${share}.`];
     } },
@@ -69,7 +69,7 @@ const QUESTIONS = [
       return [false, `Now ${bytes(Math.round(recent(of.bytes_in, data.step_s)))}/s in, at most ${bytes(Math.round(recent(of.bytes_out, data.step_s)))}/s out.`];
     } },
   { name: "rows", title: "Rows that exist, are ready, are asked for", unit: "rows", format: brief,
-    series: (data, of) => [["exist", of.rows], ["ready, of all tasks", of.ready], ["asked for", of.waiting_rows]], verdict(data, of) {
+    series: (data, of) => [["exist", of.rows], ["ready, summed over tasks", of.ready], ["asked for", of.waiting_rows]], verdict(data, of) {
       const [ready, wanted] = [last(of.ready), last(of.waiting_rows)];
       const words = `${brief(last(of.rows))} exist, ${brief(ready)} are ready, ${brief(wanted)} are asked for`;
       const short = wanted > ready && stuck(data, of);
@@ -160,7 +160,7 @@ function plot(figure, times, lines) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
     scales: { y: { range: (u, low, high) => question.range || [0, high > 0 ? high * 1.1 : 1] } },
     axes: [{ ...axis, size: 24, space: 70, values: (u, splits) => splits.map((at) => new Date(1000 * at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(splits[1] - splits[0] < 60 ? { second: "2-digit" } : {}), hourCycle: "h23" })) },
-      { ...axis, size: 62, space: 30, values: (u, splits) => splits.map((value) => question.format(value)) }],
+      { ...axis, size: 62, space: 30, label: question.unit, labelSize: 14, labelGap: 0, labelFont: axis.font, values: (u, splits) => splits.map((value) => question.format(value)) }],
     series: [{}, ...lines.map((_, place) => ({ stroke: colour(LINES[place]), width: 1.6, dash: DASHES[place], points: { show: true, size: 4, fill: colour(LINES[place]), filter: alone } }))],
     hooks: { setCursor: [(u) => read(figure, u.cursor.idx)] },
   }, data, figure.plot);

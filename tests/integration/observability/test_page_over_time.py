@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -107,14 +108,18 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     cause, *_ = look(stuck)["why"]
     assert cause.startswith("'reward' holds up 'advantage', 'trainer': 'reward' was last written ")
     assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in cause
+    assert cause.endswith(": 'reward' itself is slow")
     page.show(url(stuck))
     assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why")
     wait_until(lambda: page.ask("document.querySelectorAll('#why .fault').length") == 1, "the cause is red", 120)
     wait_until(
-        lambda: "waiting is for reward, by reward" in page.text("#chart-reasons .verdict"), "the plot says why", 60
+        lambda: "requests waited was for reward, by reward" in page.text("#chart-reasons .verdict"),
+        "the plot says why",
+        60,
     )
     assert "advantage" in page.text("#chart-tasks .legend")
     wait_until(lambda: "⚠ The oldest request has waited" in page.text("#chart-reasons .verdict"), "it is red", 120)
+    assert "waited" in page.text("#waiters thead")
     page.keep("stuck")
 
 
@@ -133,9 +138,10 @@ def test_a_slow_stage_is_named_in_words_and_on_the_page(page: Page) -> None:
                     break
             assert done.stdout.startswith("'reward' holds up "), done.stdout
             assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in done.stdout
+            assert re.search(r": 'reward' itself is slow, at [0-9.]+ rows/s", done.stdout)
             page.show(url(stack))
             wait_until(
-                lambda: "waiting is for reward, by reward" in page.text("#chart-reasons .verdict"),
+                lambda: "requests waited was for reward, by reward" in page.text("#chart-reasons .verdict"),
                 "the plot says it",
                 60,
             )

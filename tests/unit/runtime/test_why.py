@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from transfer_queue.config.processes import ControllerConfig
 from transfer_queue.control.commands import BlockRef, Commit, Fetch
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.runtime.controller import Controller
+from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.why import explain, explain_timeout
 
 
@@ -52,6 +55,23 @@ def test_each_waiter_is_followed_once_from_each_other_one() -> None:
     waiters = [make_waiter(number) for number in range(20)]
     explain({"waiters": waiters, "units": [], "expected_units": 0})
     assert max(waiter.followed for waiter in waiters) <= len(waiters) + 1
+
+
+def test_the_stage_that_holds_up_the_others_is_told_with_its_rows_a_second() -> None:
+    writes = LastWrites()
+    reward = Commit("train", append=4, fields=[FieldSchema("reward", "dense", "float32", ())])
+    for at in range(0, 301, 2):  # 2 rows a second for five minutes
+        writes.note("worker", reward, float(at), 4)
+    (write,) = writes.all_of("reward")
+    assert write.pace(300.0) == pytest.approx(2.0)
+    assert write.pace(400.0) < 1.0  # it has stopped
+    waiters = [make_waiter(number) for number in range(2)]
+    for waiter in waiters:
+        waiter["client"] = "trainer"
+        waiter["writers"] = [{**waiter["writers"][0], "task": "reward", "rows_s": write.pace(300.0)}]
+    cause = explain({"waiters": waiters, "units": [], "expected_units": 0})[0]
+    assert cause.startswith("'reward' holds up 'task 0', 'task 1': ")
+    assert cause.endswith("which is connected and waits for nothing itself: 'reward' itself is slow, at 2 rows/s")
 
 
 async def test_a_fetch_that_timed_out_names_the_writer_of_a_field_that_its_partition_has_not_seen_yet() -> None:
