@@ -124,6 +124,16 @@ def test_a_partition_or_queue_that_does_not_exist_is_no_empty_answer(
     assert "queue nope is not running here" in error
 
 
+def test_the_shell_completes_partitions_of_the_running_queue(command: Command, rows: str) -> None:
+    start = rows[:-2]
+    command.environ |= {"_TQ_COMPLETE": "complete_bash", "COMP_WORDS": f"tq ls {start}", "COMP_CWORD": "2"}
+    script = "from transfer_queue.cli.app import app; app(prog_name='tq')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=command.environ, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert rows in done.stdout.split(), done.stderr
+
+
 HOSTILE = "train\x1b[2J\x9b31m\u202e\r\nerror: [red]forged"
 
 
@@ -176,7 +186,7 @@ def test_top_once_tells_who_waits_and_what_lacks(command: Command, rows: str) ->
     assert (waiter["task"], waiter["rows"], waiter["kind"]) == ("trainer", 2, "fetch")
     assert waiter["lacks"].startswith("1 are ready, 'reward' is missing on 1 of 2; 'reward' was last written ")
     assert {unit["name"] for unit in picture["units"]} == {"u0", "u1"}
-    table = command("top", "--once")[0]
+    table = command("top")[0]  # to a pipe it prints one frame and ends
     for text in (rows, "1/2", "trainer", "'reward' is missing on 1 of 2", "of 128.0 MiB"):
         assert text in table
     tq.kv_batch_put(keys=["b"], partition_id=rows, fields=TensorDict({"reward": torch.tensor([1.0])}, [1]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +74,11 @@ def test_the_examples_run() -> None:
 def test_every_error_is_at_the_top() -> None:
     assert {*errors.__all__} - {"error_class"} <= {*tq.__all__}
     assert all(getattr(tq, name) is getattr(errors, name) for name in {*errors.__all__} - {"error_class"})
+
+
+def test_type_checkers_and_editors_find_the_package_and_its_types() -> None:
+    assert (Path(tq.__file__).parent / "py.typed").is_file()
+    checkout = Path(tq.__file__).parents[1]
+    files = Path(sysconfig.get_path("purelib")).glob("*.pth")
+    paths = {line for file in files for line in file.read_text().splitlines() if not line.startswith("import ")}
+    assert str(checkout) in paths  # a path, as editors run no code of an editable installation

@@ -274,6 +274,30 @@ def test_the_pages_of_several_controllers_link_to_each_other(page: Page, tmp_pat
         assert page.violations() == []
 
 
+def test_focus_selection_and_scroll_outlive_what_is_new(page: Page) -> None:
+    with running_stack(units=1, capacity="64Mi") as stack:
+        client = TransferQueueClient(
+            "producer", AttachConfig(controller=ControllerAddresses(addresses=[stack.address]))
+        )
+        try:
+            client.put(TensorDict({"x": torch.zeros(3)}, [3]), partition_id="train_7")
+            page.show(url(stack), height=300)
+            wait_until(lambda: "train_7" in page.text("#partitions"), "the partition is shown", 60)
+            page.ask(
+                "document.getElementById('filter').focus(); row = document.querySelector('#partitions tbody tr');"
+                "getSelection().selectAllChildren(row.querySelector('th')); scrollTo(0, 150); null"
+            )
+            before = page.ask("[scrollY, getSelection().toString()]")
+            assert "train_7" in before[1]
+            client.put(TensorDict({"x": torch.zeros(4)}, [4]), partition_id="train_7")
+            wait_until(lambda: "7" in page.text("#partitions tbody td"), "the new rows are shown", 60)
+            assert page.ask("document.querySelector('#partitions tbody tr') === row")
+            assert page.ask("document.activeElement.id") == "filter"
+            assert page.ask("[scrollY, getSelection().toString()]") == before
+        finally:
+            client.close()
+
+
 def test_an_empty_queue_says_so(page: Page) -> None:
     with running_stack(units=0) as stack:
         page.show(url(stack))

@@ -40,6 +40,19 @@ def test_nothing_is_guessed_where_no_option_fits(capsys: pytest.CaptureFixture[s
     assert "did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [info.callback.__name__ for info in app.registered_commands if info.callback])
+def test_help_of_each_command_has_examples(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert run(app, [name, "-h"], prog_name="tq") == 0
+    examples = capsys.readouterr().out.partition("Examples:")[2]
+    assert f"  tq {name}" in examples
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["--version"]) == run(app, ["version"]) == 0
+    option, command = capsys.readouterr().out.splitlines()
+    assert option == command != ""
+
+
 def test_what_one_machine_cannot_run_is_told_with_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "q.yaml"
     file.write_text(
