@@ -281,11 +281,11 @@ def test_focus_selection_and_scroll_outlive_what_is_new(page: Page) -> None:
         )
         try:
             client.put(TensorDict({"x": torch.zeros(3)}, [3]), partition_id="train_7")
-            page.show(url(stack), height=300)
+            page.show(url(stack))
             wait_until(lambda: "train_7" in page.text("#partitions"), "the partition is shown", 60)
             page.ask(
                 "document.getElementById('filter').focus(); row = document.querySelector('#partitions tbody tr');"
-                "getSelection().selectAllChildren(row.querySelector('th')); scrollTo(0, 150); null"
+                "getSelection().selectAllChildren(row.querySelector('th')); row.scrollIntoView({block: 'center'}); null"
             )
             before = page.ask("[scrollY, getSelection().toString()]")
             assert "train_7" in before[1]
