@@ -66,6 +66,7 @@ def _spill(backend: str, reason: str) -> Refused:
 
 
 _PACKAGE = Refused(_NAMES_NONE, "{backend: {redis: {}}}", "spec.backend")
+_YUANRONG_UP = Works("integration/storage/test_yuanrong.py::test_tq_up_encrypts_saves_and_restores_a_queue_on_a_worker")
 _PACKAGE_KILLED = Works(
     "integration/storage/test_packaged.py"
     "::test_rows_outlive_a_killed_controller_and_killed_units_and_connections_of_the_queue_have_tls"
@@ -82,7 +83,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             "{backend: {ray: {}}, restoreFrom: /x}",
             "checkpoint and restoreFrom need another backend than ray",
         ),
-        None,
+        _YUANRONG_UP,
         _PACKAGE,
         Works(f"{_OBJECT_STORE}::{_SCHEDULED}"),
     ),
@@ -102,7 +103,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             "{backend: {ray: {}}, security: {tls: {mode: operator}}}",
             "backend ray has no TLS",
         ),
-        None,
+        _YUANRONG_UP,
         _PACKAGE_KILLED,
         Works("integration/test_tq_up.py::test_a_shard_that_ends_is_started_again_while_the_others_go_on"),
     ),
@@ -208,7 +209,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Works("integration/test_tq_up.py::test_a_command_uses_the_queue_and_gives_its_exit_code"),
         Works("integration/test_tq_up.py::test_a_command_uses_the_queue_and_gives_its_exit_code"),
         Refused(_UNIT_IS_ACTOR, "{backend: {ray: {}}}", "its storage units are actors of a Ray cluster", "tq up"),
-        None,
+        _YUANRONG_UP,
         _PACKAGE,
         Works("integration/test_tq_up.py::test_a_shard_that_ends_is_started_again_while_the_others_go_on"),
     ),

@@ -206,10 +206,10 @@ def test_saves_at_intervals_keep_the_newest_while_producers_write(store: fsspec.
 
 
 @contextmanager
-def brought_up(folder: Path, backend: str, **spec: Any) -> Iterator[QueueCommand]:
+def brought_up(folder: Path, backend: str | dict[str, Any], **spec: Any) -> Iterator[QueueCommand]:
     """A queue that ``tq up`` keeps and that this process uses."""
     folder.mkdir()
-    queue = QueueCommand(folder, {backend: {}})
+    queue = QueueCommand(folder, {backend: {}} if isinstance(backend, str) else backend)
     for name, value in spec.items():
         queue.resource["spec"][name] = (
             {**queue.resource["spec"].get(name, {}), **value} if name != "restoreFrom" else value

@@ -4,6 +4,7 @@ import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests.integration.etcd import running_etcd
+from tests.integration.queue_command import free_ports
+from tests.integration.test_checkpoint_object_store import brought_up, last_checkpoint
 from tests.waiting import wait_until
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.storage.conformance.servers import Servers
@@ -60,6 +63,23 @@ def test_restarted_worker_means_lost_rows_and_a_queue_that_goes_on(tmp_path: Pat
             wait_until(lambda: not _fails(new), "new rows are readable", 120)
             assert tq.kv_batch_get(new, "p")["x"].tolist() == [10, 11, 12, 13]
             assert _fails(old)
+
+
+def test_tq_up_encrypts_saves_and_restores_a_queue_on_a_worker(tmp_path: Path) -> None:
+    port = free_ports(1)
+    spec: dict[str, Any] = {"security": {"tls": {"mode": "operator"}}}
+    saves = {"schedule": "1s", "destination": str(tmp_path / "series")}
+    with ExitStack() as running:
+        etcd = running.enter_context(running_etcd(tmp_path))
+        running.enter_context(worker(tmp_path, port, etcd))
+        backend = {"yuanrong": {"worker": f"127.0.0.1:{port}", "requestTimeout": 5}}
+        with brought_up(tmp_path / "a", backend, checkpoint=saves, **spec) as queue:
+            tq.kv_batch_put(list("abcd"), "p", _values(7))
+            wait_until(lambda: last_checkpoint(queue).rows == 4, "they are saved", 120)
+        with brought_up(tmp_path / "b", backend, restoreFrom=saves["destination"], **spec) as queue:
+            assert "loaded 4 rows" in queue.said
+            assert tq.get_client().config.security.tls is not None
+            assert tq.kv_batch_get(list("abcd"), "p")["x"].tolist() == [7, 8, 9, 10]
 
 
 def test_worker_that_cannot_be_reached_is_named() -> None:
