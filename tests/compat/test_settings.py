@@ -322,6 +322,7 @@ def test_a_field_that_rows_lack_is_an_error_or_dropped_as_in_earlier_releases(
     found = ask(["tokens", "old_log_probs", "values"])
     assert list(found.keys()) == ["tokens"]
     assert found.batch_size == torch.Size([2])
+    assert ask([]).batch_size == torch.Size([0])
     assert "['old_log_probs', 'values'] are left out" in caplog.text
     monkeypatch.setenv("TQ_MISSING_FIELDS", "ignore")
     with pytest.raises(ValueError, match="TQ_MISSING_FIELDS"):

@@ -144,11 +144,6 @@ def test_puts_upsert_and_merge_tags_shallowly(queue: Stack, partition: str) -> N
     assert tq.kv_list(partition) == {partition: {"a": {"n": {"q": 2}, "k": 0}, "b": {}}}
 
 
-def test_no_fields_are_nothing(queue: Stack, partition: str) -> None:
-    tq.kv_batch_put(["a", "b"], partition, batch(x=torch.tensor([1, 2])))
-    assert tq.kv_batch_get(["a", "b"], partition, []).batch_size == torch.Size([0])
-
-
 def test_empty_fields_make_a_row_without_data(queue: Stack, partition: str) -> None:
     meta = tq.kv_put("a", partition, {})
     assert meta.fields == []
