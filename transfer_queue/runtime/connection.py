@@ -257,6 +257,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             self.connection_lost(None)
 
+    def never_made(self) -> None:
+        """The handshake of TLS failed: free this object at once, not when cycles are collected. Idempotent."""
+        if self._transport is None:
+            self._reader.close()
+
     def finish(self) -> None:
         """Close after what was already answered has been sent."""
         if not self.closed:

@@ -32,7 +32,7 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.2
 _LINES, _LINES_S = 10, 10.0
-_MANY_GONE, _TRIM_S = 64, 2.0
+_MANY_GONE, _TRIM_S = 64, 0.5
 """After so many strangers have left, free memory returns to the system, once in so many seconds: buffers of TLS lie
 between others, so that the allocator keeps pages, and needs new ones for the next strangers."""
 
