@@ -58,7 +58,7 @@ compat: setup ## Run a client's own tests with this library and with 0.1.11; CLI
 	@$(PYTHON) -m tests.compat.suites $(CLIENT) $(SNAPSHOT) $(COMPAT_ARGS)
 
 coverage: setup ## Measure the branch coverage of the pure cores by their own tests
-	@$(PYTHON) -m coverage run -m pytest -q $(CORES) $(PYTEST_ARGS)
+	@$(PYTHON) -m coverage run -m pytest -q --timeout 1800 $(CORES) $(PYTEST_ARGS)  # measured, the slowest takes minutes
 	@$(PYTHON) -m coverage report
 
 mutants: setup ## Measure how many of COUNT=100 mutants of the pure cores, drawn with SEED=1, their tests kill
