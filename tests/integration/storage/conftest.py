@@ -52,8 +52,8 @@ def run_conformance(tmp_path: Path) -> Run:
         ]
         done = preloaded.run(
             [
-                *(*command, f"--backend={backend}", f"--backend-settings={settings}", "--pyargs"),
-                *(f"{SUITE}.{file}" for file in files),
+                *(*command, f"--backend={backend}", f"--backend-settings={settings}", "--pyargs", SUITE),
+                *(f"--deselect={file}.py" for file in CASES if file not in files),
             ],
             env={**os.environ, "PYTHONPATH": paths, "PATH": f"{os.environ['PATH']}{os.pathsep}{ETCD}"},
             cwd=tmp_path,
