@@ -103,6 +103,9 @@ def wanted(child: Manifest) -> Manifest:
     found = {name: copy.deepcopy(child[name]) for name in ("spec", "data", "binaryData", "immutable") if name in child}
     for name in _ALLOCATED:
         found.get("spec", {}).pop(name, None)
+    if found.get("spec", {}).get("updateStrategy") == {"type": "RollingUpdate"}:
+        # A default that was removed: the apiserver does not fill it in again, and it means the same.
+        found["spec"]["updateStrategy"] = {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
     template = found.get("spec", {}).get("template", {}).pop("metadata", {})
     metadata = child["metadata"]
     marks = {
