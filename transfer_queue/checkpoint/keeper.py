@@ -24,6 +24,7 @@ from transfer_queue.checkpoint.scheduled import begin_next, moments, save_at
 from transfer_queue.checkpoint.series import Series, newest
 from transfer_queue.client.client import Client
 from transfer_queue.client.shards import engines_of
+from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import CheckpointConfig
 from transfer_queue.config.running import CheckpointReport, LastCheckpoint, Restored, read_report
 from transfer_queue.control.checkpoint import counted
@@ -31,6 +32,7 @@ from transfer_queue.errors import CheckpointError, ConnectionLostError, QueueNot
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.metrics import Metrics
 from transfer_queue.runtime.process import announce_ready, run_process
+from transfer_queue.runtime.tls import ReloadingFile
 
 __all__ = ["Keeper", "main"]
 
@@ -49,6 +51,8 @@ class Keeper:
         self._config = config
         self._serves = serves
         self._file = Path(config.status_file)
+        self.settings: Callable[[], CheckpointConfig] = lambda: config
+        """As the file has them now. A restore that waits uses these: they change without a restart."""
         self.missing = "the queue is not restored yet"
         self.report = read_report(self._file) or CheckpointReport()
 
@@ -66,16 +70,18 @@ class Keeper:
         series = None if config.destination is None else Series(config.destination, config.attach.identity)
         times = moments(config.schedule) if config.schedule is not None else ()
         if config.restore_from is not None and self.report.restored is None:
-            self._restore(config.restore_from)
+            self._restore()
         self.missing = ""
         self._serves()
         if series is not None:
             save_at(times, series, config.keep, lambda: self._save(series), self._failed)
 
-    def _restore(self, url: str) -> None:
-        directory = newest(url)
+    def _restore(self) -> None:
         with self._client() as client:
             self._wait_for_units(client)
+            if (url := self.settings().restore_from) is None:
+                return
+            directory = newest(url)
             if self.report.restoring and (rows := client.run(client.rows.row_counts)):
                 restored = Restored(
                     url, False, f"a restore of {url} was interrupted, and the queue has {counted(rows)}"
@@ -93,8 +99,8 @@ class Keeper:
 
     def _wait_for_units(self, client: Client) -> None:
         engines = engines_of(client.engine)
-        while min(engine.writable_units for engine in engines) < self._config.units:
-            self.missing = f"fewer than {self._config.units} storage units are there"
+        while min(engine.writable_units for engine in engines) < (units := self.settings().units):
+            self.missing = f"fewer than {units} storage units are there"
             time.sleep(_PAUSE_S)
 
     def _save(self, series: Series) -> None:
@@ -103,6 +109,8 @@ class Keeper:
             if (directory := begin_next(client, series)) is not None:
                 manifest = save_queue(client, directory)
                 self._note(last=LastCheckpoint(at, manifest.rows, manifest.nbytes, str(directory)))
+            elif self.report.last is not None:
+                self._note(last=msgspec.structs.replace(self.report.last, error=""))
 
     def _failed(self, why: str) -> None:
         log.warning("%s", why)
@@ -138,6 +146,7 @@ async def serve(config: CheckpointConfig, stop: asyncio.Event, path: str) -> Non
     """Until ``stop``; a save that is under way then is given up. Raises TransferQueueError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keeper = Keeper(config, announce_ready)
+    keeper.settings = ReloadingFile([path], lambda: load_document(CheckpointConfig, path)).get
 
     async def status(query: Mapping[str, str]) -> tuple[str, list[bytes]]:
         return "application/json", [msgspec.json.encode(keeper.report)]

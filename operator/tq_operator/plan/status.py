@@ -128,11 +128,11 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
 
 def last_checkpoint(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> LastCheckpoint | None:
     """As the process that saves says, and while it says nothing as it said last."""
+    before = LastCheckpoint.model_validate(previous.get("lastCheckpoint") or {})
     if seen.checkpoint and (last := seen.checkpoint.last):
         found = {name: value for name, value in msgspec.structs.asdict(last).items() if value not in ("", None)}
-        return LastCheckpoint(**(found if last.url else {"error": last.error}))
-    before = previous.get("lastCheckpoint")
-    return LastCheckpoint.model_validate(before) if before and queue.spec.checkpoint else None
+        return LastCheckpoint(**found) if last.url else before.model_copy(update={"error": last.error or None})
+    return before if previous.get("lastCheckpoint") and queue.spec.checkpoint else None
 
 
 def _restored(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> tuple[str, Any, str, str] | None:
@@ -188,6 +188,8 @@ def refused_status(generation: int, message: str, previous: Mapping[str, Any], n
         }
         for kind, value, reason, text in conditions
     ]
+    # Without it the queue would be loaded again once its spec is valid.
+    listed += [entry for entry in previous.get("conditions", []) if entry["type"] == RESTORED]
     return {**previous, "observedGeneration": generation, "conditions": listed}
 
 

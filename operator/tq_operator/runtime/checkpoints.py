@@ -16,7 +16,7 @@ from transfer_queue.config.running import CheckpointReport
 
 __all__ = ["checkpoint_report"]
 
-_LONGEST = 4096
+_LONGEST = 64 << 10
 """Bytes of an answer."""
 
 

@@ -10,12 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.operator.queues import queue
+from tq_operator.plan.names import selector
 from tq_operator.plan.queue import Queue
 from tq_operator.plan.status import MasterGroup, Observation
+from tq_operator.runtime.checkpoints import checkpoint_report
 from tq_operator.runtime.masters import master_group
+from transfer_queue.config.running import CheckpointReport, LastCheckpoint, Restored
 
 LEADS, FOLLOWS = {"service_ready": True}, {"service_ready": False}
 
@@ -89,3 +93,14 @@ def test_without_a_leader_etcd_is_asked(etcd: tuple[int, Any] | None, words: str
 
 def test_masters_that_do_not_run_are_not_asked() -> None:
     assert master_group(group(closed_port(), closed_port()), pods("waiting", "terminated")) is None
+
+
+def test_a_long_report_of_a_restore_is_read_whole() -> None:
+    url = "s3://" + "b" * 1019
+    restored = Restored(url, False, f"{url} was not loaded: the queue is not empty")
+    report = CheckpointReport(LastCheckpoint(rows=1, url=url, error="x" * 1000), restored)
+    with answering((200, json.loads(msgspec.json.encode(report)))) as port:
+        saves = queue(f"{{backend: {{simple: {{}}}}, restoreFrom: {url}, checkpoint: {{metricsPort: {port}}}}}")
+        pod = pods("running").pods[0]
+        pod["metadata"]["labels"] = selector(saves.name, "checkpoint")
+        assert checkpoint_report(saves, Observation(pods=[pod])) == report

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.operator.queues import queue
+from tests.unit.operator.queues import document, queue
 from tq_operator.plan.problems import Problem
 from tq_operator.plan.queue import queue_from
 from tq_operator.plan.status import Observation, queue_status, refused_status
+from transfer_queue.config.running import CheckpointReport, Restored
 
 QUEUE = queue("{backend: {mooncake: {protocol: tcp, globalSegmentSize: 256Mi}}}")
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
@@ -213,6 +214,14 @@ def test_a_spec_that_is_not_valid_keeps_what_was_known_and_says_why() -> None:
     assert condition(status, "Ready")["message"] == "spec.backend: set exactly one of simple"
     assert status["endpoints"] == before["endpoints"]
     assert status["observedGeneration"] == 4
+
+
+def test_a_queue_is_not_loaded_again_after_a_spec_that_was_not_valid() -> None:
+    wanted = queue("{backend: {simple: {}}, restoreFrom: s3://b/1}")
+    done = CheckpointReport(restored=Restored("s3://b/1", True, "loaded 7 rows"))
+    before = queue_status(wanted, observed(checkpoint=done), {}, NOW)
+    status = refused_status(4, "spec.backend: set exactly one of simple", before, LATER)
+    assert not queue_from({**document("{backend: {simple: {}}, restoreFrom: s3://b/1}"), "status": status}).restores
 
 
 def test_use_and_injected_pods_are_reported_readably() -> None:
