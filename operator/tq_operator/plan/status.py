@@ -54,28 +54,14 @@ class Observation:
 
 def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], now: str) -> dict[str, Any]:
     """The status as plain data. ``now``: RFC 3339; conditions that stay keep their time."""
-    parts = {
-        "controller": _part(seen, "Deployment", queue.child("controller"), queue.spec.controller.replicas),
-        "storage": _part(seen, "StatefulSet", queue.child("storage"), queue.spec.storage.replicas),
-    }
-    if group := queue.high_availability:
-        parts["mooncake-masters"] = _part(seen, "StatefulSet", queue.child("mooncake-masters"), group.masters)
-    elif queue.spec.backend.mooncake:
-        parts["mooncake-master"] = _part(seen, "StatefulSet", queue.child("mooncake-master"), 1)
-    if runs_etcd(queue):
-        parts["etcd"] = _part(seen, "StatefulSet", queue.child("etcd"), 1)
-        if seen.pods and ready_etcd(queue, seen.pods) is None:
-            # The StatefulSet may be seen before its pod, which tells whether the log of the masters is lost.
-            parts["etcd"] = PartStatus(replicas=1, summary="0/1")
-    if not uses_storage_units(queue):
-        parts["storage"] = PartStatus()
+    parts = _parts(queue, seen)
     problem = seen.problems[0] if seen.problems else worst_problem(seen.children.values(), seen.pods)
     decided = queue.decided
     if problem is None and decided and decided.reason == "RdmaUnavailable":
         problem = Problem(decided.reason, decided.message)
     unled = master_problem(queue, seen)
     problem = problem or unled
-    last = last_checkpoint(queue, seen, previous)
+    last = _last_checkpoint(queue, seen, previous)
     if problem is None and last and last.error:
         problem = Problem("CheckpointFailed", last.error)
     restored = _restored(queue, seen, previous)
@@ -126,8 +112,27 @@ def queue_status(queue: Queue, seen: Observation, previous: Mapping[str, Any], n
     return status.model_dump(by_alias=True, exclude_none=True)
 
 
-def last_checkpoint(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> LastCheckpoint | None:
-    """As the process that saves says, and while it says nothing as it said last."""
+def _parts(queue: Queue, seen: Observation) -> dict[str, PartStatus]:
+    parts = {
+        "controller": _part(seen, "Deployment", queue.child("controller"), queue.spec.controller.replicas),
+        "storage": _part(seen, "StatefulSet", queue.child("storage"), queue.spec.storage.replicas),
+    }
+    if group := queue.high_availability:
+        parts["mooncake-masters"] = _part(seen, "StatefulSet", queue.child("mooncake-masters"), group.masters)
+    elif queue.spec.backend.mooncake:
+        parts["mooncake-master"] = _part(seen, "StatefulSet", queue.child("mooncake-master"), 1)
+    if runs_etcd(queue):
+        parts["etcd"] = _part(seen, "StatefulSet", queue.child("etcd"), 1)
+        if seen.pods and ready_etcd(queue, seen.pods) is None:
+            # The StatefulSet may be seen before its pod, which tells whether the log of the masters is lost.
+            parts["etcd"] = PartStatus(replicas=1, summary="0/1")
+    if not uses_storage_units(queue):
+        parts["storage"] = PartStatus()
+    return parts
+
+
+def _last_checkpoint(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> LastCheckpoint | None:
+    """The report of the process that saves the queue. While it does not answer, the last report stays."""
     before = LastCheckpoint.model_validate(previous.get("lastCheckpoint") or {})
     if seen.checkpoint and (last := seen.checkpoint.last):
         found = {name: value for name, value in msgspec.structs.asdict(last).items() if value not in ("", None)}
@@ -136,7 +141,7 @@ def last_checkpoint(queue: Queue, seen: Observation, previous: Mapping[str, Any]
 
 
 def _restored(queue: Queue, seen: Observation, previous: Mapping[str, Any]) -> tuple[str, Any, str, str] | None:
-    """The condition about restoreFrom. What became of it is said once and stays."""
+    """The condition Restored, which does not change once the outcome of restoreFrom is known."""
     if queue.spec.restore_from is None:
         return None
     if queue.restored:

@@ -91,12 +91,7 @@ def next_step(
     if holds_rows and any(_restarts(child, children.get(_key(child))) for child in apply):
         apply, waits = _one_at_a_time(apply, children, queue.child("controller"))
     lossy = [_why(child, children.get(_key(child)), queue, used, drained) for child in apply]
-    saver = "Deployment", queue.child("checkpoint")  # holds no rows
-    lossy += [
-        f"removes {child['metadata']['name']}"
-        for child in surplus
-        if child["kind"] in WORKLOADS and _key(child) != saver
-    ]
+    lossy += [f"removes {child['metadata']['name']}" for child in surplus if _has_rows(queue, _key(child))]
     if holds_rows and any(lossy) and queue.annotations.get(ALLOW_LOSS) != "true":
         # What is missing is made all the same: its rows are gone already.
         missing = [child for child in apply if _key(child) not in children]
@@ -118,9 +113,7 @@ def lossy_change(before: Queue, after: Queue, holds_rows: bool, used: int | None
     old = {_key(child): child for child in wanted_children(before, images)}
     new = {_key(child): child for child in wanted_children(after, images)}
     lossy = [_why(child, old.get(key), after, used) for key, child in new.items()]
-    saver = "Deployment", after.child("checkpoint")
-    ended = [key for key in old if key not in new and key != saver]
-    lossy += [f"removes {name}" for kind, name in ended if kind in WORKLOADS]
+    lossy += [f"removes {key[1]}" for key in old if key not in new and _has_rows(after, key)]
     return _advice(after.name, [why for why in lossy if why]) if any(lossy) else ""
 
 
@@ -151,15 +144,22 @@ def _restarts(child: Manifest, observed: Manifest | None) -> bool:
 
 def _one_at_a_time(apply: Sequence[Manifest], children: Children, controller: str) -> tuple[list[Manifest], str]:
     """Storage pods cannot move their rows while the controller starts: their update waits for it."""
-    for kind, name in [key for key in children if key == ("Deployment", controller)]:
-        restarting = any(_key(child) == (kind, name) and _restarts(child, children[kind, name]) for child in apply)
-        if restarting or not _is_settled(children[kind, name]):
-            storage = {_key(c) for c in apply if c["kind"] == "StatefulSet" and _restarts(c, children.get(_key(c)))}
-            if storage:
-                names = ", ".join(sorted(name for _, name in storage))
-                words = f"The update of {names} waits until {name} is ready, so that rows can be moved."
-                return [child for child in apply if _key(child) not in storage], words
-    return list(apply), ""
+    key = "Deployment", controller
+    running = children.get(key)
+    if running is None:
+        return list(apply), ""
+    restarting = any(_key(child) == key and _restarts(child, running) for child in apply)
+    storage = {_key(c) for c in apply if c["kind"] == "StatefulSet" and _restarts(c, children.get(_key(c)))}
+    if not storage or (_is_settled(running) and not restarting):
+        return list(apply), ""
+    names = ", ".join(sorted(name for _, name in storage))
+    words = f"The update of {names} waits until {controller} is ready, so that rows can be moved."
+    return [child for child in apply if _key(child) not in storage], words
+
+
+def _has_rows(queue: Queue, key: tuple[str, str]) -> bool:
+    """Whether rows depend on the pods of a child: on those of every workload except the one that saves the queue."""
+    return key[0] in WORKLOADS and key[1] != queue.child("checkpoint")
 
 
 def _is_settled(workload: Manifest) -> bool:
@@ -191,7 +191,7 @@ def _why(
     child: Manifest, observed: Manifest | None, queue: Queue, used: int | None, drained: Collection[str] = ()
 ) -> str:
     """What applying ``child`` loses; empty if nothing."""
-    if observed is None or child["kind"] not in WORKLOADS or child["metadata"]["name"] == queue.child("checkpoint"):
+    if observed is None or not _has_rows(queue, _key(child)):
         return ""
     name, wanted, running = child["metadata"]["name"], child["spec"]["replicas"], observed["spec"].get("replicas", 1)
     storage = name == queue.child("storage")

@@ -1,4 +1,4 @@
-"""What the process that restores and saves a queue did, asked from its HTTP port."""
+"""Read the report of the process that restores and saves a queue from its HTTP port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tq_operator.plan.queue import Queue
 from tq_operator.plan.settings import checkpoint_settings
 from tq_operator.plan.status import Observation
 from tq_operator.runtime.fetch import fetch
-from tq_operator.runtime.masters import bracketed, runs
+from tq_operator.runtime.masters import runs
+from transfer_queue.config.attach import join_address
 from transfer_queue.config.running import CheckpointReport
 
 __all__ = ["checkpoint_report"]
@@ -21,7 +22,7 @@ _LONGEST = 64 << 10
 
 
 def checkpoint_report(queue: Queue, seen: Observation) -> CheckpointReport | None:
-    """Blocking. None if the queue has no such process, or it does not answer."""
+    """Blocking. None if the queue has no such process, or if the process does not answer."""
     settings = checkpoint_settings(queue)
     if settings is None:
         return None
@@ -29,7 +30,7 @@ def checkpoint_report(queue: Queue, seen: Observation) -> CheckpointReport | Non
     for pod in seen.pods:
         if chosen <= pod["metadata"].get("labels", {}).items() and runs(pod):
             try:
-                _, body = fetch(f"http://{bracketed(pod['status']['podIP'])}:{settings['metricsPort']}/status")
+                _, body = fetch(f"http://{join_address(pod['status']['podIP'], settings['metricsPort'])}/status")
                 return msgspec.json.decode(body[:_LONGEST], type=CheckpointReport)
             except (OSError, http.client.HTTPException, ValueError):
                 continue

@@ -10,8 +10,9 @@ from tq_operator.plan.masters import runs_etcd
 from tq_operator.plan.queue import Manifest, Queue
 from tq_operator.plan.status import MasterGroup, Observation
 from tq_operator.runtime.fetch import fetch
+from transfer_queue.config.attach import join_address
 
-__all__ = ["bracketed", "master_group", "runs"]
+__all__ = ["master_group", "runs"]
 
 _LONGEST = 200
 """Characters of what an etcd says that the status shows."""
@@ -24,20 +25,15 @@ def master_group(queue: Queue, seen: Observation) -> MasterGroup | None:
     prefix, port = queue.child("mooncake-masters") + "-", queue.spec.backend.mooncake.master.metrics_port
     running = [pod for pod in seen.pods if pod["metadata"]["name"].startswith(prefix) and runs(pod)]
     for pod in running:
-        if _ask(f"http://{bracketed(pod['status']['podIP'])}:{port}/health").get("service_ready") is True:
+        if _ask(f"http://{join_address(pod['status']['podIP'], port)}/health").get("service_ready") is True:
             return MasterGroup(leader=pod["metadata"]["name"])
     return MasterGroup(etcd=_etcd_problem(queue, seen)) if running else None
 
 
 def runs(pod: Manifest) -> bool:
-    """Whether it has an address and a container that runs."""
+    """Whether the pod has an address and a running container."""
     containers = pod.get("status", {}).get("containerStatuses", [])
     return "podIP" in pod.get("status", {}) and any("running" in entry.get("state", {}) for entry in containers)
-
-
-def bracketed(address: str) -> str:
-    """An IP address as in a URL."""
-    return f"[{address}]" if ":" in address else address
 
 
 def _etcd_problem(queue: Queue, seen: Observation) -> str:
