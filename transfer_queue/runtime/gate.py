@@ -32,9 +32,10 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.2
 _LINES, _LINES_S = 10, 10.0
-_MANY_GONE, _TRIM_S = 64, 0.5
-"""After so many strangers have left, free memory returns to the system, once in so many seconds: buffers of TLS lie
-between others, so that the allocator keeps pages, and needs new ones for the next strangers."""
+_MANY_GONE, _TRIM_S, _TRIM_SHARE = 64, 0.5, 0.01
+"""After so many strangers have left, free memory returns to the system, once in so many seconds, and in at most this
+share of the time, as a large heap takes long: buffers of TLS lie between others, so that the allocator keeps pages, and
+needs new ones for the next strangers."""
 
 
 def printable(text: str, most: int = 300) -> str:
@@ -104,6 +105,7 @@ class Gate:
         self._strangers = 0
         self._gone = 0
         self._trimming: asyncio.TimerHandle | None = None
+        self._trim_after_s = _TRIM_S
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[socket.socket] = []
         self._loop = asyncio.get_running_loop()
@@ -151,14 +153,16 @@ class Gate:
         self._strangers -= 1
         self._gone += 1
         if self._gone >= _MANY_GONE and self._trimming is None:
-            self._trimming = self._loop.call_later(_TRIM_S, self._trim)
+            self._trimming = self._loop.call_later(self._trim_after_s, self._trim)
 
     # ------------------------------------------------------------------------------------------------------ internals
 
     def _trim(self) -> None:
         self._gone, self._trimming = 0, None
         if _malloc_trim is not None:
+            began = monotonic()
             _malloc_trim(0)
+            self._trim_after_s = max(_TRIM_S, (monotonic() - began) / _TRIM_SHARE)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_BATCH):
