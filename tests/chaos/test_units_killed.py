@@ -98,11 +98,10 @@ def test_a_block_whose_rows_were_cleared_while_its_unit_was_dead_is_freed() -> N
         client = tq.TransferQueueClient("tester", stack.address)
         data = TensorDict({"x": torch.zeros(2, 100_000)}, batch_size=[2])
         client.put(data, partition_id="p")
-        kept = stack.used()
+        assert stack.used() > 0
         stack.units[0].kill()
         client.clear_partition("p")  # the unit cannot hear of it
         stack.units[0].spawn()
         stack.units[0].wait_ready()
-        assert stack.used() == kept
         wait_until(lambda: stack.used() == 0, "the block without rows is freed")
         client.close()
