@@ -27,7 +27,7 @@ batch = client.get_data(meta)
 print([row.tolist() for row in batch["prompt"].unbind()])  # [[5, 6], [7]]
 
 # %% Write further fields to the same rows
-# The next stage of the job adds its columns; whoever waits for them goes on.
+# The next stage of the job adds its columns. Tasks that wait for them continue.
 client.put(TensorDict({"response": torch.tensor([[1.0], [2.0]])}, [2]), metadata=meta)
 scored = client.get_meta(["prompt", "response"], batch_size=2, partition_id="train", task_name="score")
 print(scored.field_names, scored.global_indexes == meta.global_indexes)  # ['prompt', 'response'] True

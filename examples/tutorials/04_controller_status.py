@@ -28,7 +28,7 @@ assert consumed is not None
 print(consumed.tolist())  # [1, 0, 1, 0]
 print(client.check_consumption_status("evaluate", "step 1"))  # False
 
-# %% Every row, whatever its state
+# %% Every row, in any state
 every = client.get_meta(["response"], batch_size=1, partition_id="step 1", mode="force_fetch")
 print(every.production_status.tolist())  # [1, 0, 1, 0]
 
