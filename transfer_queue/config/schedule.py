@@ -25,7 +25,7 @@ _NUMBERS: Final = (
     ("(0?[1-9]|1[0-2])", 1, 12),  # month
     ("[0-7]", 0, 7),  # day of the week, where 0 and 7 are Sunday
 )
-SCHEDULE: Final = f"^([1-9][0-9]{{0,6}}[smhd]|{' '.join(_field(number) for number, _, _ in _NUMBERS)})$"
+SCHEDULE: Final = f"^([1-9][0-9]{{0,5}}[smhd]|{' '.join(_field(number) for number, _, _ in _NUMBERS)})$"
 """Pattern of a schedule: ``90s``, ``5m``, ``1h``, ``1d``, or minute, hour, day, month and day of the week."""
 
 

@@ -37,7 +37,7 @@ def test_the_next_time_is_the_first_one_after_now(schedule: str, expected: str |
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "0m", "m", "5 m", "* * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "*/0 * * * *"]
+    "text", ["", "5", "0m", "m", "5 m", "* * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "*/0 * * * *", "1000000d"]
 )
 def test_other_texts_are_no_schedule(text: str) -> None:
     assert not re.fullmatch(SCHEDULE, text)
