@@ -403,7 +403,7 @@ class Partition:
         """``task`` consumed the rows, or reserved them. ``drawn_from``: the subscription whose queue they already
         left."""
         if task.leases:
-            _settle(task, rows)
+            task.end_leases(rows)
         task.move(rows, how)
         for subscription in task.subscriptions:
             if subscription is not drawn_from:
@@ -414,7 +414,7 @@ class Partition:
     def lease(self, task: Task, rows: Rows, lease: Lease, drawn_from: Subscription | None = None) -> None:
         """``task`` took the rows and is to acknowledge them, see ``take``."""
         if task.leases:
-            _settle(task, rows)
+            task.end_leases(rows)
         if task.lease is None:
             task.lease = SparseColumn(np.int64)
         task.move(rows, LEASE)
@@ -454,7 +454,7 @@ class Partition:
 
     def end_lease(self, task: Task, lease: Lease, rows: Rows) -> list[Subscription]:
         """The lease is over and ``rows`` go back. Returns the subscriptions that may have grown."""
-        _settle(task, rows)
+        task.end_leases(rows)
         task.leases.pop(lease.number, None)
         task.move(rows, GIVE_BACK_BATCH if lease.dealt else GIVE_BACK)
         if self.log.journaling:
@@ -502,7 +502,7 @@ class Partition:
             subscription.ready.discard(rows)
         for task in self.tasks.values():
             if task.leases:
-                _settle(task, rows)
+                task.end_leases(rows)
             if not task.taken.is_empty:
                 task.cleared += int((task.taken[rows] == CONSUMED).sum())
                 task.move(rows, FORGET)
@@ -580,21 +580,6 @@ class Partition:
                     subscription.enter(compact(hit), subscription.selection.column_groups, False)
                     grown[id(subscription)] = subscription
         return list(grown.values())
-
-
-def _settle(task: Task, rows: Rows) -> None:
-    """The rows are under no lease any more; a lease without rows is over."""
-    assert task.lease is not None
-    numbers, counts = np.unique(task.lease[rows], return_counts=True)
-    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        if number:
-            lease = task.leases[number]
-            lease.left -= count
-            if not lease.left:
-                del task.leases[number]
-    task.lease[rows] = 0
-    if not task.leases:
-        task.lease = None
 
 
 def _last(ordinals: Rows) -> int:

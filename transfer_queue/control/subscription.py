@@ -50,6 +50,20 @@ class Task:
         """Change the state of rows, each of which is in one of the transition's sources."""
         self.taken[rows] = transition.target
 
+    def end_leases(self, rows: Rows) -> None:
+        """The rows are under no lease any more; a lease without rows is over."""
+        assert self.lease is not None
+        numbers, counts = np.unique(self.lease[rows], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            if number:
+                lease = self.leases[number]
+                lease.left -= count
+                if not lease.left:
+                    del self.leases[number]
+        self.lease[rows] = 0
+        if not self.leases:
+            self.lease = None
+
     def forget(self) -> None:
         """Forget all taken rows."""
         self.cleared = 0
