@@ -315,18 +315,35 @@ def test_an_unknown_field_is_named_where_data_is_asked_for(queue: Stack, partiti
 
 
 NOTHING: list[tuple[str, str, Arguments, Any]] = [
-    ("tq", "kv_batch_get", {"select_fields": []}, torch.Size([0])),
-    ("tq", "kv_batch_get_by_meta", {"select_fields": []}, torch.Size([0])),
     ("client", "get_data", {"metadata": tq.BatchMeta()}, torch.Size([0])),
     ("client", "ack", {"metadata": tq.BatchMeta()}, None),
     ("client", "set_custom_meta", {"metadata": tq.BatchMeta()}, None),
     ("client", "clear_samples", {"metadata": tq.BatchMeta()}, None),
     ("client", "get_production_status", {"data_fields": []}, (None, None)),
     ("client", "check_production_status", {"data_fields": []}, False),
-    ("client", "get_consumption_status", {"task_name": ""}, [0]),
-    ("client", "check_consumption_status", {"task_name": ""}, False),
-    ("client", "check_stream_drained", {"task_name": ""}, False),
 ]
+
+UNNAMED: list[tuple[str, str, Arguments]] = [
+    ("tq", "kv_batch_get", {"select_fields": []}),
+    ("tq", "kv_batch_get_by_meta", {"select_fields": []}),
+    ("client", "get_consumption_status", {"task_name": ""}),
+    ("client", "check_consumption_status", {"task_name": ""}),
+    ("client", "check_stream_drained", {"task_name": ""}),
+]
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(("owner", "call", "empty"), UNNAMED, ids=[case[1] for case in UNNAMED])
+def test_to_name_nothing_is_refused(
+    queue: Stack, partition: str, owner: str, call: str, empty: Arguments, twin: str
+) -> None:
+    tq.kv_put("a", partition, {"x": torch.ones(2)})
+    arguments = {**arguments_of(owner, call), "partition_id": partition, **empty}
+    if "meta" in arguments:
+        arguments["meta"] = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
+    arguments = {name: value for name, value in arguments.items() if name in arguments_of(owner, call)}
+    with pytest.raises(ValueError, match=next(iter(empty))):
+        invoke(owner_of(owner), call, twin, arguments)
 
 
 @pytest.mark.parametrize("twin", ["sync", "async"])
@@ -336,14 +353,9 @@ def test_to_ask_for_nothing_is_answered_with_nothing(
 ) -> None:
     tq.kv_put("a", partition, {"x": torch.ones(2)})
     arguments = {**arguments_of(owner, call), "partition_id": partition, **empty}
-    if "meta" in arguments:
-        arguments["meta"] = tq.KVBatchMeta(["a"], [{}], partition, ["x"])
     arguments = {name: value for name, value in arguments.items() if name in arguments_of(owner, call)}
     found = invoke(owner_of(owner), call, twin, arguments)
-    if call == "get_consumption_status":
-        assert found[1].tolist() == expected
-    else:
-        assert (found.batch_size if isinstance(found, TensorDict) else found) == expected
+    assert (found.batch_size if isinstance(found, TensorDict) else found) == expected
 
 
 @pytest.mark.parametrize("twin", ["sync", "async"])
