@@ -1,7 +1,8 @@
 """The process that restores a queue once and saves it on a schedule.
 
 ``python -m transfer_queue.checkpoint.keeper --config FILE``, with a CheckpointConfig. It is ready once the queue is
-restored. A restore that fails ends it with one line; a save that fails is noted, and the next one is in time.
+restored. A restore that fails ends it with one line. A save that fails is reported, and the next one starts on
+schedule.
 """
 
 from __future__ import annotations
@@ -122,12 +123,12 @@ class Keeper:
         try:
             draft.write_bytes(msgspec.json.encode(self.report))
             draft.replace(self._file)
-        except OSError as error:  # the page has it all the same
+        except OSError as error:  # /status has it all the same
             log.warning("cannot write %s: %s", self._file, error.strerror)
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Client]:
-        """Of the queue, whose servers may be starting while it is restored."""
+        """A client of the queue. Before the restore is over, it waits for servers that are still starting."""
         while True:
             try:
                 client = Client("checkpoint", self._config.attach)
@@ -143,7 +144,7 @@ class Keeper:
 
 
 async def serve(config: CheckpointConfig, stop: asyncio.Event, path: str) -> None:
-    """Until ``stop``; a save that is under way then is given up. Raises TransferQueueError."""
+    """Run until ``stop`` is set, which abandons a save in progress. Raises TransferQueueError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keeper = Keeper(config, announce_ready)
     keeper.settings = ReloadingFile([path], lambda: load_document(CheckpointConfig, path)).get

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_S = 120.0
 _END_S = 5.0
-"""A capture also ends with its connection, so that nobody waits for a controller that is gone."""
+"""Of an EndCapture. A capture also ends with its connection, so a controller that is gone is not waited for."""
 _RETRY_FOR_S = 20.0
 WINDOW_BYTES = 64 << 20
 """Blocks that are moved at a time."""

@@ -35,8 +35,8 @@ def _steps(schedule: str) -> Iterator[None]:
 def begin_next(client: Client, series: Series) -> CheckpointDirectory | None:
     """The directory of the next checkpoint.
 
-    None if the queue has no rows and the series has a checkpoint: a queue that lost its rows must not push out those
-    that have them.
+    None if the queue has no rows and the series has a checkpoint: a queue that lost its rows must not replace the
+    checkpoints that have them.
     """
     if series.names() and not client.run(client.rows.row_counts):
         return None
@@ -46,9 +46,10 @@ def begin_next(client: Client, series: Series) -> CheckpointDirectory | None:
 def save_at(
     times: Iterable[None], series: Series, keep: int, save: Callable[[], None], tell: Callable[[str], None]
 ) -> None:
-    """``save`` at each of ``times``, then remove all but the newest ``keep``.
+    """Call ``save`` at each of ``times``, then remove all but the newest ``keep`` checkpoints.
 
-    A save that fails leaves the earlier ones; ``tell`` is told why, and the next save is in time. Raises ConfigError.
+    A save that fails leaves the earlier ones; ``tell`` gets the reason, and the next save starts on schedule. Raises
+    ConfigError.
     """
     for _ in times:
         try:

@@ -1,4 +1,4 @@
-"""Usage errors that say which option was meant by words that are given without one."""
+"""Usage errors that name the option which the user left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DOCUMENTS: Final = {".yaml", ".yml", ".json"}
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose usage errors have ``meant``: the options for the words that are no arguments of it."""
+    """A command whose usage errors have ``meant``: the surplus words with the options that they probably belong to."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)

@@ -146,7 +146,7 @@ class CheckpointConfig(Document):
     """Where the checkpoints go; null: no saves."""
     keep: int = Field(default=defaults.KEPT_CHECKPOINTS, ge=1)
     status_file: str
-    """Where it notes what it did; a process that takes its place goes on with that."""
+    """File of its CheckpointReport, which a restarted process continues."""
     host: str = "127.0.0.1"
     """Address of ``metrics_port``."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

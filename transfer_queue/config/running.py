@@ -1,4 +1,4 @@
-"""Notes about a running queue, for ``tq`` and for programs of its user: of ``tq up``, and of what saves the queue."""
+"""Notes about a running queue, for ``tq`` and for programs of its user: by ``tq up``, and by what saves the queue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Restart(msgspec.Struct):
 
 
 class LastCheckpoint(msgspec.Struct, omit_defaults=True):
-    """The last complete checkpoint of a schedule; of none yet ``time`` is empty. ``time``: RFC 3339, in UTC.
+    """The last complete checkpoint of a schedule. ``time``: RFC 3339, in UTC; empty before the first one.
     ``error``: why the last attempt failed; empty if it did not."""
 
     time: str = ""
@@ -53,7 +53,7 @@ class LastCheckpoint(msgspec.Struct, omit_defaults=True):
 
 
 class Restored(msgspec.Struct, omit_defaults=True):
-    """What became of ``spec.restoreFrom``. ``loaded``: false if the queue had rows, which ``message`` counts."""
+    """The result of ``spec.restoreFrom``. ``loaded``: false if the queue had rows, which ``message`` counts."""
 
     url: str
     loaded: bool
@@ -99,7 +99,7 @@ def noted_queues() -> list[RunningQueue]:
 
 
 def read_report(file: Path) -> CheckpointReport | None:
-    """What the process that saves a queue noted in ``file``, if there is one."""
+    """The report that the process which saves a queue wrote to ``file``; None without a readable one."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(file.read_bytes(), type=CheckpointReport)
     return None

@@ -1,4 +1,4 @@
-"""When something is done: at an interval, or at the times of a cron expression, in UTC. Pure."""
+"""Schedules: an interval, or the times of a cron expression, in UTC. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SCHEDULE", "next_time"]
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LOOK_AHEAD: Final = timedelta(days=366 * 8)
-"""29 February comes again within 8 years."""
+"""The longest time between two 29 February."""
 
 
 def _field(number: str) -> str:

@@ -404,7 +404,7 @@ class LocalStack:
         self._restart(self._units, self._spawn_unit, "" if kept else "its rows")
 
     def _restart(self, servers: list[ServerProcess], spawn: Callable[[int], ServerProcess], lost: str | None) -> None:
-        """``lost``: the rows that end with them; empty: none; None: they have none."""
+        """``lost``: the rows that are lost with a server; empty: none are; None: the servers hold no rows."""
         now = time.monotonic()
         for number, server in enumerate(servers):
             again = self._restarts.setdefault(server.name, Restarts())

@@ -18,7 +18,7 @@ __all__ = ["PortClaims", "with_free_ports"]
 
 
 class PortClaims:
-    """Ports of this process until it closes them or ends: other processes that look for free ones pass them by.
+    """Ports that this process has claimed until it gives them up or ends. Other processes look for other ports.
 
     A claim is a name that one socket of the network namespace can have, so that it holds among all users, before a
     server listens and while it is restarted. Other systems than Linux have no such names, and no claims.
@@ -62,8 +62,8 @@ def with_free_ports(resource: TransferQueue, claims: PortClaims | None = None) -
     up to 65535.
     """
     if claims is None:
-        with PortClaims() as passing:
-            return with_free_ports(resource, passing)
+        with PortClaims() as temporary:
+            return with_free_ports(resource, temporary)
     spec = resource.spec
     wanted: list[tuple[Any, str, int]] = [
         (spec.controller, "port", spec.controller.shards),

@@ -257,8 +257,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             self.connection_lost(None)
 
-    def never_made(self) -> None:
-        """The handshake of TLS failed: free this object at once, not when cycles are collected. Idempotent."""
+    def handshake_failed(self) -> None:
+        """Free this object at once after a failed TLS handshake, before cycles are collected. Idempotent."""
         if self._transport is None:
             self._reader.close()
 

@@ -123,7 +123,7 @@ class StatusServer:
             return self._scraped[1]
 
     def _make_room(self, exchange: _Exchange, nbytes: int) -> None:
-        """Count an answer, and end older ones that are too many with it."""
+        """Count an answer, and close the connections of the oldest answers until it fits."""
         left = _UNREAD_BYTES - nbytes
         for oldest in list(self._unread):
             if sum(self._unread.values()) <= left:

@@ -15,7 +15,7 @@ _MOST_TASKS = 8192
 
 
 _PACE_S = 60.0
-"""Time over which rows are counted; after it, time and rows are halved, so that what is newer weighs more."""
+"""Seconds over which rows are counted. Then time and rows are halved, so that newer puts weigh more."""
 
 
 class LastWrite(NamedTuple):
@@ -31,7 +31,7 @@ class LastWrite(NamedTuple):
     rows: float
 
     def pace(self, now: float) -> float:
-        """Rows a second until ``now``; 0.0 where nothing tells, after a single put."""
+        """Rows a second until ``now``; 0.0 after a single put, which is too little to tell."""
         return self.rows / (now - self.since) if now > self.since else 0.0
 
     def again(self, partition: str, at: float, rows: int) -> LastWrite:

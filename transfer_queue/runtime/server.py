@@ -189,10 +189,10 @@ class Server:
             if self._secured and not isinstance(error, ConnectionResetError | BrokenPipeError):
                 self.refusals.note("tls", stranger.address, f"the TLS handshake failed: {error}")
             self._no_stranger(connection)
-            connection.never_made()
+            connection.handshake_failed()
         except asyncio.CancelledError:
             self._no_stranger(connection)
-            connection.never_made()
+            connection.handshake_failed()
             raise
         if connection in self._strangers:
             stranger.drop = connection.abort

@@ -175,4 +175,4 @@ class UnitSession:
     retired: bool = False
     """Drained and about to end: it is forgotten with its connection."""
     owed: set[int] = field(default_factory=set)
-    """Blocks that it has to drop and has not heard of, as it was not connected."""
+    """Blocks that were freed while it was disconnected, and that it is still to drop."""

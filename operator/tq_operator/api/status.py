@@ -61,7 +61,7 @@ class StorageStatus(PartStatus):
 class LastCheckpoint(Reported):
     """The last complete checkpoint of spec.checkpoint."""
 
-    time: str | None = Field(default=None, description="The moment that it holds.")
+    time: str | None = Field(default=None, description="When it was taken.")
     rows: int | None = Field(default=None, description="Rows in it.")
     bytes: int | None = Field(default=None, description="Bytes of its files.")
     url: str | None = Field(default=None, description="Where it is.")

@@ -54,7 +54,7 @@ FIXES: Mapping[str, str] = {
     "transferqueue.io/ignore-drift",
     "RestorePending": "wait; if it lasts, kubectl tq logs --part checkpoint shows why",
     "CheckpointFailed": "correct what the message says, such as destination or credentialsFrom of spec.checkpoint; the "
-    "next save is tried in time",
+    "next save starts on schedule",
     "SecretUnusable": "correct the Secret as the message says, or change spec.security",
     "CertificateNotMade": "correct the Secret that the message names; the operator makes a deleted one again",
     "Held": "wait until the queue is empty, or see docs/operator.md, Changes that would lose rows",

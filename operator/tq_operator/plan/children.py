@@ -201,7 +201,7 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
 
 
 def _data_environment(queue: Queue, images: Images) -> list[Manifest]:
-    """Of a process that moves rows."""
+    """Environment variables of a process that moves rows."""
     return [
         _from_field("POD_NAME", "metadata.name"),
         _from_field("POD_IP", "status.podIP"),

@@ -49,7 +49,7 @@ _KEYS: Final = (("mountPath",), ("port", "protocol"), ("containerPort", "protoco
 
 
 _ALIASES: Final = {"serviceAccountName": "serviceAccount"}
-"""Older names that the apiserver fills in, owned by nobody, and restores the field from."""
+"""Older names of fields. The apiserver fills them in without an owner, and restores the field from them."""
 
 
 class _Entry(NamedTuple):

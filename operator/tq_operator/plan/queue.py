@@ -15,7 +15,7 @@ from transfer_queue.config.resource import HighAvailability, Spec, TlsMode, Tran
 __all__ = ["RESTORED", "Images", "Manifest", "Queue", "queue_from", "running_tls"]
 
 RESTORED = "Restored"
-"""Type of the condition that says what became of restoreFrom; Unknown until that is known."""
+"""Type of the condition with the result of restoreFrom; Unknown before there is one."""
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
 
@@ -50,7 +50,7 @@ class Queue:
     etcd_data: str = ""
     """UID of the pod in whose volume the operator's etcd keeps the log of the masters; empty if unknown."""
     restored: bool = False
-    """Whether what restoreFrom names was loaded, or is not to be: that is tried once in the life of a queue."""
+    """Whether the restore is over, loaded or not: it happens once in the life of a queue."""
 
     @property
     def name(self) -> str:

@@ -46,7 +46,7 @@ ARENA_DIRECTORY = "/arena"
 JOURNAL_DIRECTORY = "/journal"
 SPILL_DIRECTORY = "/spill"
 STATE_DIRECTORY = "/state"
-"""What the process that saves the queue notes, as long as its pod lives."""
+"""For the report of the process that saves the queue; it lasts as long as the pod."""
 # Any address of the pod, of either family.
 _ANY = "0.0.0.0"
 _HANDSHAKE = "P2PHANDSHAKE"
@@ -79,8 +79,10 @@ def attach_settings(queue: Queue, tls: TlsMode, *, token: bool = False) -> dict[
 
 
 def checkpoint_settings(queue: Queue) -> dict[str, Any] | None:
-    """Of the process that restores the queue and saves it; None if there is nothing to do. It shows the servers what
-    they show each other."""
+    """Settings of the process that restores and saves the queue; None if there is nothing to do.
+
+    It connects with the certificate of the servers.
+    """
     saves = queue.spec.checkpoint if queue.spec.checkpoint and queue.spec.checkpoint.schedule else None
     if saves is None and not queue.restores:
         return None

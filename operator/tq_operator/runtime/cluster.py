@@ -55,9 +55,9 @@ _KINDS = {
 }
 _IMMUTABLE = ("immutable", "may not change once set", "updates to statefulset spec")
 """Text of the apiserver for a change of an immutable field."""
-_OTHER = "metadata.uid"
-"""Text of the apiserver where the object has another uid than the one that is applied."""
-_OF_NONE = "1"
+_OTHER_UID = "metadata.uid"
+"""Text of the apiserver if the object has another uid than the applied one."""
+_NO_VERSION = "1"
 """A resourceVersion that no object has."""
 _DUPLICATE = "Duplicate value"
 """Text of the apiserver for two entries of a list with one name."""
@@ -152,7 +152,7 @@ class Cluster:
         None: there is no such object yet. Raises StaleError, and writes nothing, if that is no longer so.
         """
         # No object that exists has the resourceVersion 1, and none that does not exist has a uid.
-        known = {"uid": seen["metadata"]["uid"]} if seen else {"resourceVersion": _OF_NONE}
+        known = {"uid": seen["metadata"]["uid"]} if seen else {"resourceVersion": _NO_VERSION}
         return self._apply(_path(manifest), {**manifest, "metadata": {**manifest["metadata"], **known}})
 
     def check_create(self, manifest: Manifest) -> None:
@@ -334,7 +334,7 @@ class Cluster:
         except DynamicApiError as error:
             words = _words(error)
             kind = ForbiddenError if error.status == 403 else ClusterError
-            if error.status == 422 and _OTHER in words:
+            if error.status == 422 and _OTHER_UID in words:
                 kind = StaleError
             elif error.status == 422 and any(text in words for text in _IMMUTABLE):
                 kind = ImmutableError

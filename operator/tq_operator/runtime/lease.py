@@ -21,8 +21,8 @@ __all__ = ["Elector", "LeaseTimes", "is_held"]
 
 logger = logging.getLogger("tq_operator.lease")
 
-_FORGOTTEN_S = 60.0
-"""After its last renewal, a Lease of another operator is held no longer. Clocks of machines differ by less."""
+_HELD_S = 60.0
+"""For so long after its last renewal a Lease of another operator counts as held. Clocks of machines differ by less."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def is_held(lease: Mapping[str, Any] | None, now: datetime) -> bool:
     if not spec.get("holderIdentity") or not spec.get("renewTime"):
         return False
     renewed = datetime.fromisoformat(spec["renewTime"].replace("Z", "+00:00"))
-    return (now - renewed).total_seconds() < _FORGOTTEN_S
+    return (now - renewed).total_seconds() < _HELD_S
 
 
 class Elector:

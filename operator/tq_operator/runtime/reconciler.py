@@ -62,7 +62,7 @@ class Reconciler:
         release: str = "",
     ) -> None:
         """``leading``: whether this replica may write; asked before every write. ``default_tls``: of queues that say
-        nothing of TLS. ``release``: namespace and name of the Lease; empty: no other operator is reckoned with."""
+        nothing of TLS. ``release``: namespace and name of the Lease; empty: other operators are ignored."""
         self._cluster = cluster
         self._images = images
         self._namespaces = namespaces
@@ -120,7 +120,7 @@ class Reconciler:
                 await asyncio.wait_for(self._list.wait(), following - loop.time())
 
     async def follow_saves(self) -> None:
-        """Ask for the queues that are restored and saved: no event tells of that."""
+        """Look at the queues that are restored or saved at intervals, as no event reports their progress."""
         while True:
             await asyncio.sleep(_SAVES_S)
             for key, document in self.documents.items():
