@@ -300,8 +300,9 @@ class BatchMeta:
     def select_fields(self, field_names: Iterable[str]) -> BatchMeta:
         """All rows with only these fields; unknown names are ignored, with a warning if they resemble a field."""
         field_names = list(field_names)
-        if hint := did_you_mean([name for name in field_names if name not in self.field_schema], self.field_schema):
-            log.warning("select_fields: these rows have no fields %s%s", field_names, hint)
+        unknown = [name for name in field_names if name not in self.field_schema]
+        if hint := did_you_mean(unknown, self.field_schema):
+            log.warning("select_fields: these rows have no fields %s%s", unknown, hint)
         part = self._at(range(len(self)))
         part.field_schema = {name: part.field_schema[name] for name in field_names if name in part.field_schema}
         return part

@@ -72,6 +72,25 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
         assert waiting.result(60).size == 1
 
 
+def test_polls_for_a_misspelt_field_say_so_once(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_put("a", partition, {"tokens": torch.ones(2)})
+
+    def poll() -> bool:
+        assert tq.get_client().get_meta(["tokns"], 1, partition, task_name="z", timeout=0).size == 0
+        return bool(caplog.records)
+
+    assert [poll(), poll()] == [False, False]
+    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.05)
+    wait_until(poll, "the polls are told of")
+    hint = f"no row of partition {partition!r} has the fields ['tokns'], but ['tokens']; did you mean 'tokens'?"
+    assert [record.getMessage() for record in caplog.records] == [f"task 'z' polls and gets no rows: {hint}"]
+    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.0)
+    poll()
+    assert len(caplog.records) == 1
+
+
 def test_calls_about_names_that_do_not_exist_say_so_once(
     queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 
 EMPTY = Batch(b"")
 _PATIENCE_S = 10.0
-"""Time after which a warning names fields that a waiting fetch asks for and no row has."""
+"""Time after which a warning names fields that a waiting or polling fetch asks for and no row has."""
 _SAMPLERS = frozenset(sampler.__all__)
 _CONFIG = ("dp_rank", "batch_index", "dp_size", "token_budget", "flush", "version", "seed")
 """What the samplers of this package read of ``sampling_config``."""
@@ -176,6 +176,8 @@ class RowOperations:
         self._engine = engine
         self._options = options
         self._notices = notices
+        self._polls: dict[tuple[str, ...], float] = {}
+        """(task, partition, *fields) of polls that were empty last -> the time of the first of them."""
 
     # ------------------------------------------------------------------------------------------------------------ get
 
@@ -223,7 +225,10 @@ class RowOperations:
     async def _fetch(self, fetch: Fetch) -> Batch:
         watch = asyncio.ensure_future(self._watch(fetch)) if fetch.timeout_s > _PATIENCE_S else None
         try:
-            return await self._engine.fetch(fetch, self._options.request_s)
+            batch = await self._engine.fetch(fetch, self._options.request_s)
+            if fetch.timeout_s == 0:
+                await self._polled(fetch, batch)
+            return batch
         except WaitTimeoutError as error:
             if "the partition does not exist" not in str(error):
                 raise
@@ -231,6 +236,24 @@ class RowOperations:
         finally:
             if watch is not None:
                 watch.cancel()
+
+    async def _polled(self, fetch: Fetch, batch: Batch) -> None:
+        """Warn once about polls that have found nothing for a while, as ``_watch`` does about a fetch that waits."""
+        poll = (fetch.task, fetch.partition, *fetch.fields)
+        if batch.indexes:
+            self._polls.pop(poll, None)
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._polls.setdefault(poll, now) < _PATIENCE_S:
+            return
+        self._polls.clear()  # partitions come and go
+        self._polls[poll] = now
+        try:
+            hindrance = await self._hindrance(fetch.partition, fetch.fields)
+        except TransferQueueError:  # the poll itself was answered
+            return
+        if hindrance:
+            self._notices.warn(f"task {fetch.task!r} polls and gets no rows", " ".join(poll[1:]), hindrance)
 
     async def _watch(self, fetch: Fetch) -> None:
         """Warn, at growing intervals, about a fetch that waits for fields which probably are never written."""
