@@ -247,7 +247,7 @@ def test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_b
     with brought_up(tmp_path / "a", "simple", checkpoint=checkpoint, security={"policy": policy}) as queue:
         fill()
         wait_until(lambda: last_checkpoint(queue).url, "a checkpoint is there", 120)
-        queue.named("checkpoint.keeper").kill()  # it is started again
+        queue.named("checkpoint.saver").kill()  # it is started again
         tq.kv_put("later", "kv", {"x": torch.arange(5)})
         before, at = content(), datetime.now(timezone.utc).isoformat(timespec="seconds")
         wait_until(lambda: last_checkpoint(queue).time > at, "one after the last put is there", 120)
@@ -262,7 +262,7 @@ def test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_b
     with brought_up(tmp_path / "b", "mooncake", restoreFrom=place, **shape) as queue:
         assert f"loaded {last.rows} rows" in queue.said
         assert without_indexes(content()) == without_indexes(before)
-        assert not any("keeper" in " ".join(process.cmdline()) for process in queue.processes())
+        assert not any("checkpoint.saver" in " ".join(process.cmdline()) for process in queue.processes())
 
 
 def test_a_restore_that_fails_starts_no_queue_and_one_into_rows_changes_nothing(

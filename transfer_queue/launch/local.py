@@ -227,7 +227,7 @@ class LocalStack:
         config = self.plan.checkpoint_config(self.directory, *self._addresses, restore=True)
         if config is None:
             return
-        self._savers.append(self._spawn("checkpoint", "checkpoint.keeper", config))
+        self._savers.append(self._spawn("checkpoint", "checkpoint.saver", config))
         for _ in wait_until_serving(self._savers, _RESTORE_S):
             report = read_report(status)
             if report and report.restored:
@@ -242,7 +242,7 @@ class LocalStack:
     def _spawn_saver(self, number: int) -> ServerProcess:
         config = self.plan.checkpoint_config(self.directory, *self._addresses, restore=False)
         assert config is not None
-        return self._spawn("checkpoint", "checkpoint.keeper", config)
+        return self._spawn("checkpoint", "checkpoint.saver", config)
 
     def _make_certificates(self) -> None:
         """A CA, and certificates for the servers and for the programs of this user."""

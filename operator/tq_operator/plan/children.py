@@ -232,7 +232,7 @@ def _checkpoint(queue: Queue, images: Images, settings: str) -> Manifest:
     container = Container(
         image=own or (images.mooncake if queue.spec.backend.mooncake else images.server),
         pull_policy=images.pull_policy,
-        command=_python("transfer_queue.checkpoint.keeper", "checkpoint.yaml"),
+        command=_python("transfer_queue.checkpoint.saver", "checkpoint.yaml"),
         ports={"metrics": part.metrics_port},
         probes=http_probes("metrics"),
         requests={"cpu": "100m", "memory": mebibytes(_UNIT_OVERHEAD)},

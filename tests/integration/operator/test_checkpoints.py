@@ -55,7 +55,7 @@ def pod(plane: ControlPlane, name: str, stack: LocalStack, folder: Path) -> Iter
     settings |= {"attach": stack.attach_config.dump(), "statusFile": str(folder / "status.json"), "host": "127.0.0.1"}
     config = folder / "checkpoint.yaml"
     config.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "transfer_queue.checkpoint.keeper", "--config", str(config), "--die-with-parent"]
+    command = [sys.executable, "-m", "transfer_queue.checkpoint.saver", "--config", str(config), "--die-with-parent"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as child:
         try:
             yield

@@ -1,6 +1,6 @@
 """The process that restores a queue once and saves it on a schedule.
 
-``python -m transfer_queue.checkpoint.keeper --config FILE``, with a CheckpointConfig. It is ready once the queue is
+``python -m transfer_queue.checkpoint.saver --config FILE``, with a CheckpointConfig. It is ready once the queue is
 restored. A restore that fails ends it with one line. A save that fails is reported, and the next one starts on
 schedule.
 """
@@ -35,7 +35,7 @@ from transfer_queue.runtime.metrics import Metrics
 from transfer_queue.runtime.process import announce_ready, run_process
 from transfer_queue.runtime.tls import ReloadingFile
 
-__all__ = ["Keeper", "main"]
+__all__ = ["Saver", "main"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _LONGEST = 1000
 """Characters of an error that the report keeps."""
 
 
-class Keeper:
+class Saver:
     """Blocking; on a thread of its own. ``missing``: what it waits for, empty once the queue is restored."""
 
     def __init__(self, config: CheckpointConfig, serves: Callable[[], None] = lambda: None) -> None:
@@ -146,17 +146,17 @@ class Keeper:
 async def serve(config: CheckpointConfig, stop: asyncio.Event, path: str) -> None:
     """Run until ``stop`` is set, which abandons a save in progress. Raises TransferQueueError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    keeper = Keeper(config, announce_ready)
-    keeper.settings = ReloadingFile([path], lambda: load_document(CheckpointConfig, path)).get
+    saver = Saver(config, announce_ready)
+    saver.settings = ReloadingFile([path], lambda: load_document(CheckpointConfig, path)).get
 
     async def status(query: Mapping[str, str]) -> tuple[str, list[bytes]]:
-        return "application/json", [msgspec.json.encode(keeper.report)]
+        return "application/json", [msgspec.json.encode(saver.report)]
 
-    pages = StatusServer(Metrics(lambda scrape: iter(())), lambda: keeper.missing, {"/status": status})
+    pages = StatusServer(Metrics(lambda scrape: iter(())), lambda: saver.missing, {"/status": status})
     if config.metrics_port is not None:
         await pages.listen(config.host, config.metrics_port, None)
     stopped = asyncio.create_task(stop.wait())
-    work = asyncio.create_task(asyncio.to_thread(keeper.run))
+    work = asyncio.create_task(asyncio.to_thread(saver.run))
     try:
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -168,7 +168,7 @@ async def serve(config: CheckpointConfig, stop: asyncio.Event, path: str) -> Non
 
 def main() -> int:
     """Run until SIGTERM; returns the exit code."""
-    return run_process(CheckpointConfig, serve, "transfer_queue.checkpoint.keeper")
+    return run_process(CheckpointConfig, serve, "transfer_queue.checkpoint.saver")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from transfer_queue.launch.local import LocalStack, default_plan
 def test_a_restore_waits_for_the_units_that_are_wanted_now_and_an_error_ends_with_a_queue_without_rows(
     tmp_path: Path,
 ) -> None:
-    series, status, file = tmp_path / "series", tmp_path / "status.json", tmp_path / "keeper.yaml"
+    series, status, file = tmp_path / "series", tmp_path / "status.json", tmp_path / "checkpoint.yaml"
     before = LastCheckpoint("2026-01-01T00:00:00Z", 7, 4096, "/elsewhere", error="not saved: the disk is full")
     status.write_bytes(msgspec.json.encode(CheckpointReport(before)))
     port = free_ports(1)
@@ -44,8 +44,8 @@ def test_a_restore_waits_for_the_units_that_are_wanted_now_and_an_error_ends_wit
             except OSError:  # it starts
                 return ""
 
-        command = [sys.executable, "-m", "transfer_queue.checkpoint.keeper", "--config", str(file), "--die-with-parent"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        command = [sys.executable, "-m", "transfer_queue.checkpoint.saver", "--config", str(file), "--die-with-parent"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
             try:
                 wait_until(lambda: "fewer than 2 storage units" in missing(), "it waits")
                 file.write_text(yaml.safe_dump({**settings, "units": 1}))
@@ -58,4 +58,4 @@ def test_a_restore_waits_for_the_units_that_are_wanted_now_and_an_error_ends_wit
                 wait_until(lambda: not last().error, "nothing is left to save")
                 assert last() == msgspec.structs.replace(before, error="")
             finally:
-                keeper.terminate()
+                saver.terminate()
