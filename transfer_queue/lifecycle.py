@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from transfer_queue.config.attach import AttachConfig, attach_from_environment, 
 from transfer_queue.config.document import parse_bytes, validate_document
 from transfer_queue.config.init_settings import ATTACH_SETTINGS, check_names, leaves
 from transfer_queue.config.running import noted_queues
+from transfer_queue.config.variables import check_values, misspelt
 from transfer_queue.errors import ConfigError, InvalidTypeError, NotInitializedError, StartError
 from transfer_queue.launch.discovery import queue_at, ray_launcher
 from transfer_queue.launch.ranks import Ranks
@@ -112,6 +114,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
     Example:
         >>> conf = tq.init({"backend": {"SimpleStorage": {"unit_capacity": "1Gi"}}})
     """
+    _warn_of_variables()
     with _state.lock:
         if _state.client is not None and not _state.client.closed:
             ended = _state.client.ended
@@ -122,6 +125,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
         if _attach_to_own(conf):
             return cast("DictConfig | None", conf)
         check_names(_plain(conf) or {})
+        check_values()
         found = queue_named_by(conf) or attach_from_environment()
         if found is not None:
             return _attach_to_found(found, conf)
@@ -232,6 +236,13 @@ def _close(*, at_exit: bool) -> None:
                 _withdraw()
 
 
+@functools.cache
+def _warn_of_variables() -> None:
+    """Warn once of variables with misspelt names."""
+    for text in misspelt():
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
 def _leave(reason: str) -> None:
     """Give up the client of a queue that has ended, and what is left of the queue if this process started it."""
     log.warning("%s; init() looks for a queue again", reason.partition("; call transfer_queue.init()")[0])
@@ -278,6 +289,7 @@ def current_client() -> TransferQueueClient:
     client = _state.client
     if client is not None:
         return client
+    _warn_of_variables()
     with _state.lock:
         if _state.client is None:
             found = attach_from_environment()

@@ -171,7 +171,7 @@ def test_a_wrong_config_file(doctor: Doctor) -> None:
 def test_a_variable_that_is_no_number(doctor: Doctor, healthy: Stack) -> None:
     doctor.environ.update(TQ_CONTROLLER_ADDRESS=healthy.address, TQ_PUT_WAIT="soon")
     code, findings = doctor.run()
-    only(findings, "settings", "fail", "TQ_PUT_WAIT: 'soon'", "number of seconds")
+    only(findings, "settings", "fail", "TQ_PUT_WAIT: 'soon' is not a number of seconds", "correct the variable")
     assert code == 1
 
 

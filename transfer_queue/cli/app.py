@@ -22,6 +22,7 @@ from transfer_queue.cli.state import RunningQueue, read_ended, read_running, sto
 from transfer_queue.cli.up import bring_up, bring_up_detached
 from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.config import resource
+from transfer_queue.config.variables import check_values, misspelt
 from transfer_queue.errors import ConfigError, TransferQueueError
 from transfer_queue.launch.plan import plan_local, with_backend
 from transfer_queue.launch.ports import PortClaims, with_free_ports
@@ -162,11 +163,17 @@ def _version_option(wanted: bool) -> None:
 
 @app.callback()
 def tq(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version_option, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """TransferQueue: the data plane between rollout workers and trainers."""
+    if context.invoked_subcommand != "doctor":  # which reports them with the fix
+        for text in misspelt():
+            say(f"warning: {text}")
+        with faults():
+            check_values()
 
 
 _COMMANDS: dict[Callable[..., None], Sequence[str]] = {

@@ -17,6 +17,7 @@ from transfer_queue.cli.state import read_running
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.config import resource
 from transfer_queue.config.attach import attach_from_environment, parse_address
+from transfer_queue.config.variables import check_values, misspelt
 from transfer_queue.errors import ConfigError
 from transfer_queue.launch.plan import plan_local
 from transfer_queue.storage.mooncake.admin import Admin
@@ -32,6 +33,8 @@ _INSTALL_SAME = "install the same version of TransferQueue here and at the serve
 
 def settings(subject: Subject) -> Iterator[Finding]:
     """TQ_ variables and the file that one of them names."""
+    for text in misspelt():
+        yield warn("settings", text, "correct the name, or unset it")
     try:
         found = attach_from_environment()
     except ConfigError as error:
@@ -43,6 +46,7 @@ def settings(subject: Subject) -> Iterator[Finding]:
             name = "TQ_CONFIG_FILE" if os.environ.get("TQ_CONFIG_FILE") else "TQ_CONTROLLER_ADDRESS"
             yield ok("settings", f"{name} names the controller at {', '.join(found.controller.addresses)}")
         else:
+            check_values()
             text = "no TQ_CONFIG_FILE, no TQ_CONTROLLER_ADDRESS: init() starts a queue of its own"
             if running := read_running():
                 fix = f"export TQ_CONFIG_FILE={running[0].attach_file}"
@@ -50,7 +54,7 @@ def settings(subject: Subject) -> Iterator[Finding]:
             else:
                 yield ok("settings", text)
     except ConfigError as error:
-        yield fail("settings", str(error), "give it a number of seconds, or unset it")
+        yield fail("settings", str(error), "correct the variable, or unset it")
 
 
 def resource_file(subject: Subject) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from transfer_queue.client.arguments import check_seconds
 from transfer_queue.config.attach import AttachConfig
+from transfer_queue.config.variables import check_values
 from transfer_queue.errors import ConfigError
 
 __all__ = ["ClientOptions", "MissingFields", "in_ray", "missing_fields"]
@@ -39,6 +40,7 @@ class ClientOptions:
     def of(cls, config: AttachConfig) -> ClientOptions:
         """``TQ_LAYOUT`` and ``TQ_MISSING_FIELDS`` take precedence over the settings. Raises ConfigError for an invalid
         value of a variable."""
+        check_values()
         return cls(
             layout=_layout(config.layout),
             missing_fields=missing_fields(config.missing_fields, compatible=in_ray()),

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from transfer_queue.config.document import Document, load_document
 from transfer_queue.config.trouble import Trouble, write_trouble
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.config.variables import event_loop
+from transfer_queue.errors import ConfigError, TransferQueueError
 
 __all__ = ["allow_descriptors", "announce_ready", "new_event_loop", "note_lost_parent", "run_process"]
 
@@ -34,8 +35,11 @@ _GC_THRESHOLD = (50_000, 20, 100)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's if it is installed (and ``TQ_EVENT_LOOP`` does not say ``asyncio``), else asyncio's."""
-    if os.environ.get("TQ_EVENT_LOOP", "uvloop") == "uvloop":
+    """uvloop's if it is installed (and ``TQ_EVENT_LOOP`` does not say ``asyncio``), else asyncio's.
+
+    Raises ConfigError.
+    """
+    if event_loop() == "uvloop":
         try:
             import uvloop
         except ImportError:
@@ -82,7 +86,11 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
         return 1
     allow_descriptors()
     _return_memory()
-    loop = new_event_loop()
+    try:
+        loop = new_event_loop()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     loop.set_exception_handler(_handle)
     stop = asyncio.Event()
     try:

@@ -1,0 +1,62 @@
+"""What is said of the variables of the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from transfer_queue import lifecycle
+from transfer_queue.cli.app import app
+from transfer_queue.cli.doctor_queue import settings
+from transfer_queue.cli.faults import run
+from transfer_queue.cli.findings import Subject
+from transfer_queue.config.variables import misspelt
+from transfer_queue.errors import ConfigError, NotInitializedError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("TQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def test_a_misspelt_variable_is_told_once_and_by_each_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TQ_LAYUOT", "dense")
+    monkeypatch.setattr(lifecycle, "_state", lifecycle._State())
+    lifecycle._warn_of_variables.cache_clear()
+    with pytest.warns(UserWarning, match="TQ_LAYUOT is not read; did you mean TQ_LAYOUT") as caught:
+        for _ in range(2):
+            with pytest.raises(NotInitializedError):
+                lifecycle.current_client()
+    assert len(caught) == 1
+    assert run(app, ["status"]) == 0
+    assert "TQ_LAYUOT is not read; did you mean TQ_LAYOUT?" in capsys.readouterr().err
+    states = [finding.state for finding in settings(Subject(None, tmp_path, tmp_path, None, None))]
+    assert states == ["warn", "ok"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("TQ_LOGGING_LEVEL", "verbose"), ("TQ_EVENT_LOOP", "uv")])
+def test_a_wrong_value_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"environment variable {name}: '{value}' is not .*; use "):
+        lifecycle.init()
+    assert run(app, ["status"]) == 2
+    assert f"error: environment variable {name}: '{value}' is not" in capsys.readouterr().err
+
+
+def test_no_variable_of_this_repository_looks_misspelt() -> None:
+    files = [path for folder in ("transfer_queue", "docs", "bench", "operator") for path in (ROOT / folder).rglob("*")]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".md", ".yaml")]
+    names = {name for text in texts for name in re.findall(r"\bTQ_[A-Z_]*[A-Z]\b", text)}
+    assert len(names) > 40
+    assert misspelt(dict.fromkeys(names, "")) == []
