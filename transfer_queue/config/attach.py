@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
 from transfer_queue._printable import printable
-from transfer_queue.config.document import Document, TerseDocument, load_document, validate_document
+from transfer_queue.config.document import Document, TerseDocument, load_document, read_yaml, validate_document
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.errors import ConfigError
 
@@ -118,11 +119,14 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
                 "start it and set the variable to its file, or unset it"
             )
         folder = os.path.dirname(os.path.abspath(path))
-        return load_document(AttachConfig, path).found_in(f"TQ_CONFIG_FILE={path}", folder=folder)
+        return _load_attach(path).found_in(f"TQ_CONFIG_FILE={path}", folder=folder)
     if addresses := environ.get("TQ_CONTROLLER_ADDRESS"):
         listed = [item.strip() for item in addresses.split(",") if item.strip()]
         for item in listed:
-            parse_address(item)
+            try:
+                parse_address(item)
+            except ConfigError as error:
+                raise ConfigError(f"environment variable TQ_CONTROLLER_ADDRESS: {error}") from None
         named = {
             "name": environ.get("TQ_QUEUE_NAME") or None,
             "uid": environ.get("TQ_QUEUE_UID") or None,
@@ -134,14 +138,37 @@ def attach_from_environment(environ: Mapping[str, str] | None = None) -> AttachC
     return None
 
 
+def _load_attach(path: str) -> AttachConfig:
+    """The attach file of ``TQ_CONFIG_FILE``. Raises ConfigError."""
+    try:
+        found = read_yaml(Path(path), "mapping of settings").value
+        if isinstance(found, dict) and "apiVersion" in found and "kind" in found:
+            raise ConfigError(
+                f"{path}: this is a {printable(str(found['kind']))} resource: start it by tq up -f {path}; "
+                "TQ_CONFIG_FILE takes the attach file, which tq status shows"
+            )
+        return load_document(AttachConfig, path)
+    except ConfigError as error:
+        raise ConfigError(f"environment variable TQ_CONFIG_FILE: {error}") from None
+
+
 def _security_from(environ: Mapping[str, str]) -> dict[str, Any]:
-    """``TQ_TLS_CA``, ``TQ_TLS_CERTIFICATE``, ``TQ_TLS_KEY``, ``TQ_TLS_SERVER_NAME`` and ``TQ_TOKEN_FILE``."""
+    """``TQ_TLS_CA``, ``TQ_TLS_CERTIFICATE``, ``TQ_TLS_KEY``, ``TQ_TLS_SERVER_NAME`` and ``TQ_TOKEN_FILE``.
+
+    Raises ConfigError for a file that cannot be read.
+    """
     names = {
         "ca": "TQ_TLS_CA",
         "certificate": "TQ_TLS_CERTIFICATE",
         "key": "TQ_TLS_KEY",
         "server_name": "TQ_TLS_SERVER_NAME",
     }
+    for name in ("TQ_TLS_CA", "TQ_TLS_CERTIFICATE", "TQ_TLS_KEY", "TQ_TOKEN_FILE"):
+        try:
+            if path := environ.get(name):
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"environment variable {name}: {path}: cannot be read: {error.strerror}") from None
     tls = {field: environ[name] for field, name in names.items() if environ.get(name)}
     return {"tls": tls or None, "token_file": environ.get("TQ_TOKEN_FILE") or None}
 
@@ -149,6 +176,8 @@ def _security_from(environ: Mapping[str, str]) -> dict[str, Any]:
 def parse_address(address: str) -> tuple[str, int]:
     """``host:port`` or ``[v6]:port`` -> (host, port). Raises ConfigError."""
     host, _, port = address.rpartition(":")
+    if "/" in address:
+        raise ConfigError(f"{address!r} is not an address: write host:port, without a scheme such as http:// or a path")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is not an address; write host:port, for example tq-controller:50060")
     return host.strip("[]"), int(port)

@@ -10,10 +10,10 @@ import msgspec
 
 from transfer_queue.config.attach import parse_address
 from transfer_queue.config.security import PeerSecurity
-from transfer_queue.errors import ConnectionLostError, InvalidInputError, TransferQueueError
+from transfer_queue.errors import ConfigError, ConnectionLostError, InvalidInputError, TransferQueueError
 from transfer_queue.runtime.connection import Connection, Endpoint, Keepalive
 from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, explain_tls
-from transfer_queue.wire.frames import HELLO_BYTES, Limits
+from transfer_queue.wire.frames import HELLO_BYTES, HttpPeerError, Limits
 from transfer_queue.wire.messages import ENCODER, Challenge, Envelope, Hello, Kind, Welcome
 
 __all__ = ["connect"]
@@ -36,7 +36,8 @@ async def connect(
 ) -> Connection:
     """Connect to ``host:port`` and shake hands; the reply is ``Connection.welcome``.
 
-    ``what``: the kind of server, for errors. Raises ConnectionLostError, WaitTimeoutError, or the server's refusal.
+    ``what``: the kind of server, for errors. Raises ConnectionLostError, WaitTimeoutError, the server's refusal, or
+    ConfigError for a port that serves HTTP.
     """
     host, port = parse_address(address)
     loop = asyncio.get_running_loop()
@@ -73,6 +74,12 @@ async def connect(
         if not connection.closed:
             connection.close()
             raise  # the answer of what listens there
+        if isinstance(connection.fault, HttpPeerError):
+            origin = f" ({credentials.target.origin} names it)" if credentials.target.origin else ""
+            raise ConfigError(
+                f"{address} serves HTTP, as the port of a page or of metrics does: it is not the {what}, which has "
+                f"another address; tq status shows it{origin}"
+            ) from None
         raise ConnectionLostError(explain_loss(error, tls is not None)) from None
     except (TransferQueueError, asyncio.CancelledError):
         connection.close()

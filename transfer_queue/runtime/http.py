@@ -175,8 +175,10 @@ class _Exchange(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     async def head(self) -> bytes:
-        """The head of the request. Raises ConnectionError."""
+        """The head of the request, or what came so far if it is not HTTP. Raises ConnectionError."""
         while (end := self._buffer.find(b"\r\n\r\n", 0, self._filled)) < 0:
+            if self._filled and self._buffer[0] < 0x20 and self._buffer[0] not in b"\r\n":
+                return bytes(self._buffer[: self._filled])  # its answer tells a client of another kind of port
             if self._filled == _HEAD_BYTES:
                 raise ConnectionError("no head of a request")
             await self._wait()

@@ -25,6 +25,7 @@ __all__ = [
     "HELLO_BYTES",
     "STRANGER_LIMITS",
     "Buffer",
+    "HttpPeerError",
     "Incoming",
     "Limits",
     "MessageReader",
@@ -34,6 +35,7 @@ __all__ = [
 
 MAGIC = 0x5451_0001
 """``TQ`` and the version of the frame format."""
+_HTTP = int.from_bytes(b"HTTP", "little")
 CHUNK = 4 << 20
 """Most payload bytes in one frame."""
 HELLO_BYTES = 8 << 10
@@ -62,6 +64,10 @@ def _thread_staging() -> memoryview:
 
 class ProtocolError(RequestError):
     """The peer sent bytes that are not this protocol; the connection is closed."""
+
+
+class HttpPeerError(ProtocolError):
+    """The peer answered in HTTP."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +281,8 @@ class MessageReader:
             self._make_room(_HEAD.size)
             return False
         magic, header_bytes, payload_bytes = _HEAD.unpack_from(self._staging, self._start)
+        if magic == _HTTP:
+            raise HttpPeerError("it serves HTTP")
         if magic != MAGIC:
             raise ProtocolError(f"not a TransferQueue peer, or another version: frame starts with {magic:#x}")
         if header_bytes > self.limits.header:

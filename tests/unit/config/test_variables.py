@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from transfer_queue.cli.app import app
 from transfer_queue.cli.doctor_queue import settings
 from transfer_queue.cli.faults import run
 from transfer_queue.cli.findings import Subject
+from transfer_queue.config.attach import attach_from_environment
 from transfer_queue.config.variables import misspelt
 from transfer_queue.errors import ConfigError, NotInitializedError
 
@@ -32,11 +35,12 @@ def test_a_misspelt_variable_is_told_once_and_by_each_command(
     monkeypatch.setenv("TQ_LAYUOT", "dense")
     monkeypatch.setattr(lifecycle, "_state", lifecycle._State())
     lifecycle._warn_of_variables.cache_clear()
-    with pytest.warns(UserWarning, match="TQ_LAYUOT is not read; did you mean TQ_LAYOUT") as caught:
-        for _ in range(2):
-            with pytest.raises(NotInitializedError):
-                lifecycle.current_client()
-    assert len(caught) == 1
+    with warnings.catch_warnings(record=True) as caught, suppress(NotInitializedError):
+        warnings.simplefilter("always")
+        lifecycle._warn_of_variables()
+        lifecycle.current_client()
+    (warning,) = caught
+    assert "TQ_LAYUOT is not read; did you mean TQ_LAYOUT?" in str(warning.message)
     assert run(app, ["status"]) == 0
     assert "TQ_LAYUOT is not read; did you mean TQ_LAYOUT?" in capsys.readouterr().err
     states = [finding.state for finding in settings(Subject(None, tmp_path, tmp_path, None, None))]
@@ -60,3 +64,26 @@ def test_no_variable_of_this_repository_looks_misspelt() -> None:
     names = {name for text in texts for name in re.findall(r"\bTQ_[A-Z_]*[A-Z]\b", text)}
     assert len(names) > 40
     assert misspelt(dict.fromkeys(names, "")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("TQ_CONFIG_FILE", "{queue}", "this is a TransferQueue resource: start it by tq up -f {queue}; TQ_CONFIG_FILE"),
+        ("TQ_CONFIG_FILE", "{folder}", "{folder}: cannot be read: Is a directory"),
+        ("TQ_CONTROLLER_ADDRESS", "127.0.0.1", "'127.0.0.1' is not an address; write host:port"),
+        ("TQ_CONTROLLER_ADDRESS", "http://127.0.0.1:1", "'http://127.0.0.1:1' is not an address: write host:port"),
+        ("TQ_TOKEN_FILE", "{folder}/nope", "{folder}/nope: cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_name_of_a_queue_is_told_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, said: str
+) -> None:
+    queue = tmp_path / "queue.yaml"
+    queue.write_text("apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: a}\nspec: {}\n")
+    monkeypatch.setenv("TQ_CONTROLLER_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv(name, value.format(queue=queue, folder=tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        attach_from_environment()
+    assert str(refused.value).startswith(f"environment variable {name}: ")
+    assert said.format(queue=queue, folder=tmp_path) in str(refused.value)

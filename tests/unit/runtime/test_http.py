@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from transfer_queue.config.attach import Target
+from transfer_queue.config.security import PeerSecurity
+from transfer_queue.errors import ConfigError
 from transfer_queue.runtime import long_answers
+from transfer_queue.runtime.connect import connect
+from transfer_queue.runtime.connection import Endpoint, Keepalive
 from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.metrics import Metrics
+from transfer_queue.runtime.tls import Credentials
+from transfer_queue.wire.messages import ControllerReply, Envelope, Hello
 
 ANSWER = 8 << 20
 PEERS = 8
@@ -91,3 +100,25 @@ def test_scrapes_leave_turns_to_others_and_those_of_one_time_share_an_answer(mon
         server.close()
 
     asyncio.run(asyncio.wait_for(check(), 60))
+
+
+async def test_a_client_of_a_queue_is_told_that_this_is_a_page() -> None:
+    server = StatusServer(Metrics(lambda scrape: iter(())), lambda: "")
+    await server.listen("127.0.0.1", 0, None)
+    endpoint = cast("Endpoint", SimpleNamespace(on_lost=lambda connection: None))
+    credentials = Credentials(PeerSecurity(), Target(origin=f"TQ_CONTROLLER_ADDRESS={server.address}"))
+    decoder = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+    try:
+        with pytest.raises(ConfigError, match=r"serves HTTP.* page or of metrics .*TQ_CONTROLLER_ADDRESS=127"):
+            await connect(
+                server.address,
+                Hello("client", "c"),
+                endpoint,
+                decoder,
+                Keepalive(2.0, 60.0),
+                what="controller",
+                timeout_s=60.0,
+                credentials=credentials,
+            )
+    finally:
+        server.close()
