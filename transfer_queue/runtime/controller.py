@@ -345,6 +345,8 @@ class Controller(Server):
             session.parked[request] = ParkedRequest(keep, started, command)
             return None
         self.counters.answered(command, result)
+        if isinstance(command, Fetch):
+            self.last_writes.takes(session.client_id, command.task, command.fields)
         if self.observer is not None:
             self.observer.answered(session.client_id, command, result, started, monotonic())
         if self.recorder is not None:
@@ -495,6 +497,8 @@ class Controller(Server):
             error = explain_timeout(self, parked.command, answer.error)
             self._after(session.connection.fail, answer.request, error)
         elif answer.reply is not None:
+            if isinstance(parked.command, Fetch):
+                self.last_writes.takes(session.client_id, parked.command.task, parked.command.fields)
             if parked.keep:
                 session.keep_reply(answer.request, answer.reply)
                 if self.journal is not None and self._changed_something(answer.client, answer.request):

@@ -1,7 +1,7 @@
 """Why requests wait, in words: for ``tq why``, the page, and the error of a fetch whose time is up.
 
-A request that waits for fields is traced back: the client that wrote a missing field last may wait itself, for a field
-that another client writes. Where this ends is the stage that holds up the others.
+A request that waits for fields is traced back: the task that wrote a missing field last may wait itself, for a field
+that another task writes. Where this ends is the stage that holds up the others. One client may serve several tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["explain", "explain_timeout", "find_writers", "in_words"]
 
 def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dict[str, Any]]:
     """For each field: on how many rows it is missing, the client that wrote it last (None: nobody has since this
-    controller started), the task for which this client fetches rows itself, where and how many seconds ago it wrote,
+    controller started), the task for which this client had taken rows, where and how many seconds ago it wrote,
     whether it is connected, how many clients have written the field and are connected, and how many rows a second all
     of them write (0.0: too few puts tell).
 
@@ -42,7 +42,7 @@ def find_writers(controller: Controller, missing: Mapping[str, int]) -> list[dic
                 "field": field,
                 "rows": rows,
                 "client": last.client if last else None,
-                "task": controller.last_writes.task_of(last.client) if last else "",
+                "task": controller.last_writes.task_of(last.client) or last.task if last else "",
                 "partition": last.partition if last else "",
                 "ago_s": max(0.0, now - last.at) if last else 0.0,
                 "connected": last is not None and last.client in connected,
@@ -155,12 +155,12 @@ def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Itera
     seconds: Counter[str] = Counter()
     writers: dict[str, dict[str, Any]] = {}
     held: dict[str, set[str]] = {}
+    of_client: dict[str, dict[Any, dict[str, Any]]] = {}
+    for each in others:  # one of each subscription: the others lack the same
+        same = each["task"], each["partition"], tuple(each.get("fields", ()))
+        of_client.setdefault(each.get("client", ""), {}).setdefault(same, each)
     for waiter in waiters:
-        left: dict[str, list[dict[str, Any]]] = {}
-        for each in reversed(others):
-            if each is not waiter:
-                left.setdefault(each.get("client", ""), []).append(each)
-        for writer in _roots(waiter, left, []):
+        for writer in _roots(waiter, of_client, set(), []):
             field = writer["field"]
             writers.setdefault(field, writer)
             held.setdefault(field, set()).add(waiter["task"])
@@ -171,15 +171,21 @@ def _cause(waiters: list[dict[str, Any]], others: list[dict[str, Any]]) -> Itera
     if not seconds or stages < 2:
         return
     field = seconds.most_common(1)[0][0]
-    tasks = ", ".join(map(repr, sorted(held[field])))
-    yield f"{field!r} holds up {tasks}: {_written([writers[field]])}{_slow(writers[field])}"
+    tasks = f"task{'' if len(held[field]) == 1 else 's'} {', '.join(map(repr, sorted(held[field])))}"
+    writer = writers[field]
+    waits = of_client.get(writer["client"] or "", {}).values()
+    yield f"field {field!r} holds up {tasks}: {_written([writer])}{_slow(writer, list(waits))}"
 
 
-def _slow(writer: dict[str, Any]) -> str:
-    """Why the writer is to blame, and how fast its stage is."""
+def _slow(writer: dict[str, Any], waits: list[dict[str, Any]]) -> str:
+    """Why the writer is to blame, and how fast its stage is. ``waits``: for what its client waits itself."""
     if writer["client"] is None:
         return ""
-    words = " and waits for nothing itself"
+    if any(each["kind"] == "put" for each in waits):
+        return " and waits in a put itself"
+    if waits and (not writer["task"] or any(each["task"] == writer["task"] for each in waits)):
+        return " and waits itself"
+    words = f"; task {writer['task']!r} waits for nothing" if waits else " and waits for nothing itself"
     if not writer["connected"]:
         return words
     stage = repr(writer["task"]) if writer["task"] else "this stage"
@@ -188,18 +194,29 @@ def _slow(writer: dict[str, Any]) -> str:
 
 
 def _roots(
-    waiter: dict[str, Any], left: dict[str, list[dict[str, Any]]], found: list[dict[str, Any]]
+    waiter: dict[str, Any],
+    of_client: dict[str, dict[Any, dict[str, Any]]],
+    followed: set[int],
+    found: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Follow the fields that most rows lack to the writers that do not wait themselves, and add these to ``found``.
-    ``left``: client -> its waiters that were not followed yet; they are removed, so that each is followed once."""
+    ``followed``: the ids of the waiters that were followed; each is followed once."""
+    followed.add(id(waiter))
     writers = waiter.get("writers", ())
     most = max((writer["rows"] for writer in writers), default=0)
     for writer in writers:
         if 2 * writer["rows"] < most:
             continue
-        behind, before = left.get(writer["client"] or "", []), len(found)
-        while behind:
-            _roots(behind.pop(), left, found)
-        if len(found) == before:
+        behind = [
+            each
+            for each in of_client.get(writer["client"] or "", {}).values()
+            if each["kind"] == "fetch"
+            and writer["task"] in ("", each["task"])
+            and writer["field"] not in each.get("fields", ())
+        ]
+        for each in behind:
+            if id(each) not in followed:
+                _roots(each, of_client, followed, found)
+        if not behind:
             found.append(writer)
     return found

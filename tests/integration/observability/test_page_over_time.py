@@ -106,11 +106,11 @@ def url(stack: Stack, path: str = "/") -> str:
 
 def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: Page) -> None:
     cause, *_ = look(stuck)["why"]
-    assert cause.startswith("'reward' holds up 'advantage', 'trainer': 'reward' was last written ")
+    assert cause.startswith("field 'reward' holds up tasks 'advantage', 'trainer': 'reward' was last written ")
     assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in cause
     assert cause.endswith(": 'reward' itself is slow")
     page.show(url(stuck))
-    assert "'reward' holds up 'advantage', 'trainer'" in page.text("#why")
+    assert "Field 'reward' holds up tasks 'advantage', 'trainer'" in page.text("#why")
     wait_until(lambda: page.ask("document.querySelectorAll('#why .fault').length") == 1, "the cause is red", 120)
     wait_until(
         lambda: "requests waited was for reward, by reward" in page.text("#chart-reasons .verdict"),
@@ -136,7 +136,7 @@ def test_a_slow_stage_is_named_in_words_and_on_the_page(page: Page) -> None:
                 )
                 if " holds up " in done.stdout:
                     break
-            assert done.stdout.startswith("'reward' holds up "), done.stdout
+            assert done.stdout.startswith("field 'reward' holds up "), done.stdout
             assert "by reward_worker (task 'reward'), which is connected and waits for nothing itself" in done.stdout
             assert re.search(r": 'reward' itself is slow, at [0-9.]+ rows/s", done.stdout)
             page.show(url(stack))
@@ -145,7 +145,7 @@ def test_a_slow_stage_is_named_in_words_and_on_the_page(page: Page) -> None:
                 "the plot says it",
                 60,
             )
-            wait_until(lambda: "'reward' holds up " in page.text("#why"), "the page says it", 60)
+            wait_until(lambda: "Field 'reward' holds up " in page.text("#why"), "the page says it", 60)
             page.keep("slow")
         finally:
             pipeline.batches = 0
@@ -156,7 +156,7 @@ def test_a_picture_of_tq_why_is_kept_in_the_docs(stuck: Stack) -> None:
     command = ["-m", "transfer_queue.cli", "why", "--controller", stuck.address]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("'reward' holds up 'advantage', 'trainer'")
+    assert done.stdout.startswith("field 'reward' holds up tasks 'advantage', 'trainer'")
     config = AttachConfig(controller=ControllerAddresses(addresses=[stuck.address]))
     with ControllerConnection(config) as link:
         top = draw_picture(link.look(), None)

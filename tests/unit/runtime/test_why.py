@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transfer_queue.config.processes import ControllerConfig
@@ -14,7 +15,7 @@ from transfer_queue.control.schema import FieldSchema
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.runtime.controller import Controller
 from transfer_queue.runtime.last_writes import LastWrites
-from transfer_queue.runtime.why import explain, explain_timeout
+from transfer_queue.runtime.why import _missing, explain, explain_timeout, find_writers
 
 
 class Waiter(dict[str, Any]):
@@ -70,8 +71,54 @@ def test_the_stage_that_holds_up_the_others_is_told_with_its_rows_a_second() -> 
         waiter["client"] = "trainer"
         waiter["writers"] = [{**waiter["writers"][0], "task": "reward", "rows_s": write.pace(300.0)}]
     cause = explain({"waiters": waiters, "units": [], "expected_units": 0})[0]
-    assert cause.startswith("'reward' holds up 'task 0', 'task 1': ")
+    assert cause.startswith("field 'reward' holds up tasks 'task 0', 'task 1': ")
     assert cause.endswith("which is connected and waits for nothing itself: 'reward' itself is slow, at 2 rows/s")
+
+
+async def test_of_one_client_for_all_stages_the_field_at_the_end_of_the_chain_is_told() -> None:
+    core = ControlCore()
+    controller = Controller(ControllerConfig(), core, asyncio.get_running_loop())
+    core.unit_joined(1, [], 0.0)
+    writes = controller.last_writes
+
+    def put(field: str, block: int, rows: int, **to: Any) -> None:
+        schema = FieldSchema(field, "dense", "float32", ())
+        commit = Commit("s", fields=[schema], blocks=[BlockRef(1, block, 0, rows, 100)], **to)
+        core.apply(commit, 0.0, client=1, request=block)
+        writes.note("driver", commit, 0.0)
+
+    def take(task: str, *fields: str) -> None:
+        writes.fetches("driver", task)
+        writes.takes("driver", task, fields)
+
+    put("tok", 1, 8, append=8)
+    take("rm", "tok")
+    writes.fetches("driver", "train")  # waits in another thread: it has no rows whose results it could write
+    put("rw", 2, 2, indexes=np.arange(2).tobytes())
+    take("adv", "tok", "rw")
+    take("rm", "tok")
+    take("adv", "tok", "rw")
+    put("ad", 3, 2, indexes=np.arange(2).tobytes())
+    assert writes.producer_of("rw", "driver") == "rm"
+    waiters = []
+    for task, fields in (("adv", ["tok", "rw"]), ("train", ["tok", "ad"])):
+        writers = find_writers(controller, _missing(controller, Fetch("s", fields=fields, batch_size=4, task=task)))
+        about = {"client": "driver", "task": task, "fields": fields, "writers": writers}
+        waiters.append({**make_waiter(0), **about})
+    cause, *rest = explain({"waiters": waiters, "units": [], "expected_units": 0})
+    assert cause.startswith("field 'rw' holds up tasks 'adv', 'train': 'rw' was last written ")
+    assert "by driver (task 'rm'), which is " in cause
+    assert cause.endswith("; task 'rm' waits for nothing")
+    assert not any("waits for nothing itself" in each for each in (cause, *rest))
+
+
+def test_a_client_that_waits_in_a_put_is_not_said_to_wait_for_nothing() -> None:
+    fetch = {**make_waiter(0), "client": "trainer", "task": "trainer"}
+    fetch["writers"] = fetch["writers"][:1]
+    put = {**make_waiter(0), "kind": "put", "task": "", "writers": []}
+    cause = explain({"waiters": [fetch, put], "units": [], "expected_units": 0})[0]
+    assert cause.startswith("field 'reward' holds up task 'trainer': ")
+    assert cause.endswith("which is connected and waits in a put itself")
 
 
 async def test_a_fetch_that_timed_out_names_the_writer_of_a_field_that_its_partition_has_not_seen_yet() -> None:
