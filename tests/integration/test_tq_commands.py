@@ -284,6 +284,7 @@ def free_to_trace(command: Command, folder: Path) -> bool:
     [
         (("ls", "nowhere"), 1, "partition 'nowhere' not found; tq ls shows the partitions"),
         (("get", "nowhere", "a"), 1, "keys ['a'] not found"),
+        (("get", "nowhere", "a,b"), 1, "separate keys by spaces: a b"),
         (("put", "p", "a"), 2, "nothing to put"),
         (("put", "p", "a", "text=hello"), 2, "text needs quotes of its own: text='\"hello\"'"),
         (("put", "p", "a", "=1"), 2, "write NAME=JSON"),

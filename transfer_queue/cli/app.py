@@ -91,9 +91,15 @@ def down(
         ),
     ] = None,
     queue_name: QueueOption = None,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--file", "-f", help="The file that the queue was started with, in place of its name."),
+    ] = None,
 ) -> None:
     """Take a queue of this machine down."""
     with faults():
+        if file is not None:
+            queue_name = queue_name or resource.load(file).metadata.name
         if None not in (name, queue_name) and name != queue_name:
             raise ConfigError(f"two queues are named, {name} and {queue_name}; take down one at a time")
         name = name or queue_name

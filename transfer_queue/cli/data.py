@@ -66,6 +66,8 @@ def get(
         client = Client("tq", find_queue(queue, controller))
         try:
             batch = client.run(client.kv.get, list(keys), partition, field or None)
+        except KeyNotFoundError as error:
+            raise KeyNotFoundError(f"{error}{_separated(keys)}") from None
         finally:
             client.close()
         columns = {str(name): _rows(batch.get(name)) for name in sorted(batch.keys())}
@@ -142,7 +144,9 @@ def clear(
                 rows = len(there.indexes) // 8
                 missing = sorted(set(keys) - set(there.keys or ()))
                 if not rows:
-                    raise KeyNotFoundError(f"nothing to clear: keys {missing} not found in partition {partition!r}")
+                    raise KeyNotFoundError(
+                        f"nothing to clear: keys {missing} not found in partition {partition!r}{_separated(keys)}"
+                    )
             else:
                 rows = link.request(Snapshot(partition)).value["rows"]
             link.request(Clear(partition, keys=keys or None))
@@ -245,6 +249,12 @@ def _tensors(values: dict[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError, RuntimeError):  # lists of text, or of unequal lengths, are values as they are
             found[name] = value
     return found
+
+
+def _separated(keys: list[str]) -> str:
+    """A hint for keys that were given as a list with commas."""
+    joined = next((key for key in keys if "," in key.strip(",")), None)
+    return "" if joined is None else f"; separate keys by spaces: {' '.join(filter(None, joined.split(',')))}"
 
 
 def _unknown(partition: str, names: list[str]) -> UnknownPartitionError:

@@ -42,6 +42,10 @@ class HelpfulCommand(TyperCommand):
             raise
 
     def _meant(self, ctx: Any, given: list[str]) -> str:
+        if self.name == "get" and len(given) == 1 and not given[0].startswith("-"):
+            return shlex.join(["tq", "ls", given[0]])
+        if self.name == "top" and "-n" in given:
+            return "tq top --once"
         known = {name for parameter in self.params for name in parameter.opts}
         options = [name for name in _BARE.get(self.name, ()) if name in known]
         try:

@@ -145,6 +145,10 @@ def read_yaml(source: Path | str, what: str) -> Yaml:
     try:
         found = [document for document in yaml.load_all(text, _StrictLoader) if document is not None]
     except yaml.YAMLError as error:
+        if (mark := getattr(error, "problem_mark", None)) is not None:
+            line = "".join(text.splitlines()[mark.line : mark.line + 1])
+            if "\t" in line[: len(line) - len(line.lstrip())]:
+                raise ConfigError(f"{name}: is not YAML: line {mark.line + 1} has a tab: indent with spaces") from None
         raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from None
     if len(found) != 1:
         raise ConfigError(f"{name}: holds {len(found)} YAML documents; give exactly one {what}")
@@ -224,7 +228,9 @@ def explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     if kind == "string_pattern_mismatch":
         return f"{path}: Invalid value: {_quote(given)}: should match '{problem['ctx']['pattern']}'"
     if kind in _TYPES:
-        return wrong_type(path, given, _TYPES[kind]) if path else f"a {root.__name__} must be a mapping"
+        if not path:
+            return f"a {root.__name__} must be a mapping"
+        return wrong_type(path, given, _TYPES[kind]) + _as_mapping(root, location, given)
     message = problem["msg"].removeprefix("Value error, ")
     return f"{path}: {message}" + (f" (got {_quote(given)})" if problem["msg"].startswith("Input ") else "")
 
@@ -232,6 +238,17 @@ def explain(root: type[BaseModel], problem: ErrorDetails) -> str:
 def wrong_type(path: str, given: object, wanted: str = "object") -> str:
     """The error of a value that has not the type ``wanted``, a name of JSON schema."""
     return f"{path}: {_quote(given)} must be of type {wanted}"
+
+
+def _as_mapping(root: type[BaseModel], location: Sequence[str | int], given: object) -> str:
+    """How to write a name that is given in place of the mapping that has it."""
+    model = _model_at(root, location)
+    if model is None or not isinstance(given, str):
+        return ""
+    inner = f"{given}: {{}}" if _member(_field_type(model, given), _is_model) else f"name: {given}"
+    if inner.startswith("name: ") and _field_type(model, "name") is None:
+        return ""
+    return f"; write {location[-1]}: {{{inner}}}"
 
 
 def _unknown(root: type[BaseModel], location: Sequence[str | int]) -> str:

@@ -24,6 +24,8 @@ from transfer_queue.cli.faults import run
         ("bench mooncake", "--backend mooncake"),
         ("reset train evaluate", "--task evaluate"),
         ("tail train 8", "--count 8"),
+        ("get train", "tq ls train"),
+        ("top -n 1", "tq top --once"),
     ],
 )
 def test_words_without_their_option_are_told_with_it(
@@ -51,6 +53,19 @@ def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert run(app, ["--version"]) == run(app, ["version"]) == 0
     option, command = capsys.readouterr().out.splitlines()
     assert option == command != ""
+
+
+def test_a_queue_is_taken_down_by_the_file_that_started_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "q.yaml"
+    file.write_text(
+        "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: train}\n"
+        "spec: {backend: {simple: {}}}\n"
+    )
+    assert run(app, ["down", "-f", str(file)]) == 1
+    assert "queue train is not running" in capsys.readouterr().err
 
 
 def test_what_one_machine_cannot_run_is_told_with_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

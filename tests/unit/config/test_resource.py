@@ -386,6 +386,19 @@ def test_a_wrong_field_of_a_file_is_named_with_the_file_and_its_line(tmp_path: P
     assert ('unknown field "spec.storage.ports"' in unknown, unknown[-9:]) == (True, "(line 12)")
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("{backend: simple}", "spec.backend: .*; write backend: {simple: {}}"),
+        ("{backend: {simple: {}}, controller: {sampler: S}}", "controller.sampler: .*; write sampler: {name: S}"),
+        ("\n\tbackend: {simple: {}}", "line 5 has a tab: indent with spaces"),
+    ],
+)
+def test_a_name_for_a_mapping_and_a_tab_are_told_with_what_to_write(spec: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(spec)
+
+
 def test_tls_is_on_where_somebody_has_to_be_known_and_else_as_the_installation_says() -> None:
     said = {
         "{}": "DEFAULT",
