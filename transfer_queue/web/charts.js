@@ -71,7 +71,7 @@ const QUESTIONS = [
   { name: "rows", title: "Rows that exist, are ready, are asked for", unit: "rows", format: brief,
     series: (data, of) => [["exist", of.rows], ["ready, summed over tasks", of.ready], ["asked for", of.waiting_rows]], verdict(data, of) {
       const [ready, wanted] = [last(of.ready), last(of.waiting_rows)];
-      const words = `${brief(last(of.rows))} exist, ${brief(ready)} are ready, ${brief(wanted)} are asked for`;
+      const words = `${brief(last(of.rows))} exist, ${brief(ready)} are ready for all tasks together, ${brief(wanted)} are asked for`;
       const short = wanted > ready && stuck(data, of);
       return [short, short ? `${words}: too few are ready.` : `${words}.`];
     } },
@@ -195,6 +195,7 @@ function drawFigure(figure, data, of, times, young) {
 function drawPast() {
   if (!past) return;
   const wanted = chosenPartition();
+  flow = Object.fromEntries(["rows_in", "bytes_in", "rows_out"].map((name) => [name, recent(past.queue[name], past.step_s)]));
   const of = wanted === null ? past.queue : past.partition;
   const times = Array.from({ length: (past.queue.rows || []).length }, (_, place) => past.start + place * past.step_s);
   const young = times.findIndex((time) => time >= past.began - past.step_s);  // what was before the controller is no past

@@ -9,6 +9,7 @@ const WAITING_S = 2;
 const LATE_S = 10;
 let before = null;
 let now = null;
+let flow = null;  // a second, as the plots say; null: there are none
 let room = PART;  // partitions that are drawn; more when the end of them comes into view
 
 function element(tag, attributes, ...children) {
@@ -117,6 +118,11 @@ function chips(cell, items, key, update) {
   keep(cell.firstChild, items, key, () => element("div", { class: "chip" }), update);
 }
 
+// A task that has all rows of its partition waits for new rows: nothing is wrong with it.
+function hasAll(partition, task) {
+  return Boolean(partition && partition.rows && partition.tasks[task] && partition.tasks[task].consumed >= partition.rows);
+}
+
 function longestWaits() {
   const waits = new Map();
   for (const waiter of now.waiters) {
@@ -147,7 +153,7 @@ function partitions(waits) {
     });
     chips(cells[4], item.subscriptions, (each) => JSON.stringify([each.task, each.fields]), (chip, each) => {
       const waited = waits.get(JSON.stringify([item.name, each.task])) || 0;
-      const late = each.waiting && waited >= LATE_S;
+      const late = each.waiting && waited >= LATE_S && !hasAll(item, each.task);
       mark(chip, "class", `chip task${late ? " late" : each.waiting && waited >= WAITING_S ? " waiting" : ""}`);
       mark(chip, "title", `fields: ${each.fields.join(", ")}`);
       const waiting = each.waiting ? `, ${each.waiting} waiting` : "";
@@ -171,12 +177,13 @@ function why() {
 }
 
 function waiters() {
+  const byName = new Map(now.partitions.map((item) => [item.name, item]));
   rows("waiters", now.waiters, "No request is waiting.", (item) => JSON.stringify([item.partition, item.task, item.kind, item.number]),
     (cells, item) => {
       named(cells[0], item.task || "a put");
       named(cells[1], item.partition);
       number(cells[2], item.rows);
-      number(cells[3], `${item.waited_s.toFixed(0)} s`, item.waited_s >= LATE_S);
+      number(cells[3], `${item.waited_s.toFixed(0)} s`, item.waited_s >= LATE_S && !hasAll(byName.get(item.partition), item.task));
       write(cells[4], item.lacks);
     });
 }
@@ -204,13 +211,13 @@ function rate(name) {
 }
 
 function summary() {
-  const speed = rate("rows_put");
-  const flow = speed === null ? "" : `, ${speed.toFixed(0)} rows/s in (${bytes(Math.round(rate("bytes_put")))}/s), ` +
-    `${rate("rows_fetched").toFixed(0)} rows/s out`;
+  const [into, nbytes, out] = flow ? [brief(flow.rows_in), flow.bytes_in, brief(flow.rows_out)]
+    : [rate("rows_put")?.toFixed(0), rate("bytes_put"), rate("rows_fetched")?.toFixed(0)];
+  const speed = nbytes === null ? "" : `, ${into} rows/s in (${bytes(Math.round(nbytes))}/s), ${out} rows/s out`;
   const most = now.sample_capacity === null ? "" : ` of ${now.sample_capacity}`;
   const there = now.units.filter((unit) => unit.connected && !unit.on_device).length;
   const storage = now.expected_units ? `, ${there} of ${now.expected_units} storage units` : "";
-  return `${now.rows}${most} rows, ${now.clients} client${now.clients === 1 ? "" : "s"}${storage}, backend ${now.backend}${flow}`;
+  return `${now.rows}${most} rows, ${now.clients} client${now.clients === 1 ? "" : "s"}${storage}, backend ${now.backend}${speed}`;
 }
 
 // Each of several controllers has a page of its own, at the next port, with its partitions.

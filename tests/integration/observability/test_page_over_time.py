@@ -121,6 +121,18 @@ def test_the_stuck_stage_is_named_in_words_and_on_the_page(stuck: Stack, page: P
     wait_until(lambda: "⚠ The oldest request has waited" in page.text("#chart-reasons .verdict"), "it is red", 120)
     assert "waited" in page.text("#waiters thead")
     page.keep("stuck")
+    page.ask("document.getElementById('partitions').scrollIntoView()")  # what is out of sight is not drawn
+    late = "document.querySelectorAll('#partitions .late').length"
+    wait_until(lambda: page.ask(late) == 2, "the tasks that wait are red", 60)
+    has_all = (
+        "now.partitions.forEach((item) => Object.values(item.tasks).forEach((task) => { task.consumed = item.rows; }))"
+    )
+    assert page.ask(f"({has_all}, draw(), {late})") == 0  # a task that has all rows only waits for new ones
+    numbers = page.ask(
+        "(past.queue.rows_in.fill(18), drawPast(), draw(), ['#summary', '#chart-flow .verdict'].map("
+        "(name) => document.querySelector(name).textContent))"
+    )
+    assert all(" 18 rows/s in" in text for text in numbers), numbers
 
 
 def test_a_slow_stage_is_named_in_words_and_on_the_page(page: Page) -> None:
