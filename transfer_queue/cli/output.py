@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from transfer_queue._printable import printable
 
-__all__ = ["Output", "OutputOption", "human_bytes", "make_table", "show"]
+__all__ = ["Output", "OutputOption", "human_bytes", "make_table", "output_width", "show"]
 
 
 class Output(str, Enum):
@@ -39,12 +40,23 @@ def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> No
             _dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only)), nl=False
         )
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 300  # a file or a pipe has no width; lines stay whole
+        console = Console(highlight=False, width=output_width())
+        wraps = _asked_width() is not None and not console.is_terminal
         for part in draw():
             text = isinstance(part, str)
-            console.print(Text(printable(part)) if text else part, soft_wrap=text or isinstance(part, Text))
+            whole = not wraps and (text or isinstance(part, Text))
+            console.print(Text(printable(part)) if text else part, soft_wrap=whole)
+
+
+def output_width() -> int:
+    """Columns of the terminal. In a file or a pipe those of ``COLUMNS``, else so many that lines stay whole."""
+    console = Console()
+    return console.width if console.is_terminal else _asked_width() or 300
+
+
+def _asked_width() -> int | None:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else None
 
 
 def _dumped(dump: Callable[[bool], str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,6 +144,12 @@ def check_cells(partition: Partition | None, put: Put, expects: dict[str, int], 
         raise RowChangedError(
             f"the row is gone, or its fields {sorted(expects)} changed since they were read; read them and try again"
         )
+
+
+def join_names(names: Sequence[str]) -> str:
+    """All of them, as in a sentence: ``'a', 'b' and 'c'``."""
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def name_some(items: list[object] | list[str] | list[int]) -> str:

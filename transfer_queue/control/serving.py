@@ -9,7 +9,7 @@ from transfer_queue.control.batches import EMPTY_BATCH
 from transfer_queue.control.commands import Batch, Fetch
 from transfer_queue.control.effects import PARKED, EffectLog, Parked
 from transfer_queue.control.partition import Partition
-from transfer_queue.control.puts import did_you_mean, name_some
+from transfer_queue.control.puts import did_you_mean, join_names, name_some
 from transfer_queue.control.sampler_adapter import Outcome, SamplerAdapter
 from transfer_queue.control.subscription import Subscription
 from transfer_queue.control.wait_queue import LineKey, Waiter, WaitQueue
@@ -196,13 +196,17 @@ class Serving:
         if taken:
             causes.append(f"{taken} of {partition.rows} were consumed before")
         known, unwritten = partition.fields.column_group_of, []
+        lacking: dict[int, list[str]] = {}
         for name, missing in self.missing(command, partition).items():
             if missing and name not in known:
                 unwritten.append(name)
             elif missing:
-                causes.append(f"{name!r} is missing on {missing} of {partition.rows}")
+                lacking.setdefault(missing, []).append(name)
             elif not partition.rows:
-                causes.append(f"{name!r} is missing: there are no rows")
+                lacking.setdefault(0, []).append(name)
+        for missing, names in lacking.items():
+            where = f" on {missing} of {partition.rows}" if missing else ": there are no rows"
+            causes.append(f"{join_names(names)} {'is' if len(names) == 1 else 'are'} missing{where}")
         if unwritten:
             what = f"field {unwritten[0]!r}" if len(unwritten) == 1 else f"the fields {name_some(unwritten)}"
             causes.append(f"no row of partition {partition.name!r} has {what}{did_you_mean(unwritten, known)}")

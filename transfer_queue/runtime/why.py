@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.control.commands import Command, Fetch
-from transfer_queue.control.puts import did_you_mean
+from transfer_queue.control.puts import did_you_mean, join_names
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def in_words(writers: list[dict[str, Any]]) -> list[str]:
 
 
 def _written(group: list[dict[str, Any]]) -> str:
-    writer, names = group[0], _names([each["field"] for each in group])
+    writer, names = group[0], join_names([each["field"] for each in group])
     if writer["client"] is None:
         return f"no client has written {names} since this controller started"
     were = "was" if len(group) == 1 else "were"
@@ -84,11 +84,6 @@ def _written(group: list[dict[str, Any]]) -> str:
     if writer["clients"] > 1:
         words += f" ({writer['clients_connected']} of the {writer['clients']} clients that write it are connected)"
     return words
-
-
-def _names(fields: list[str]) -> str:
-    *others, last = (repr(field) for field in fields)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def explain_timeout(controller: Controller, command: Command, error: TransferQueueError) -> TransferQueueError:

@@ -498,7 +498,8 @@ def _controller(surroundings: Surroundings, document: Manifest) -> Iterator[Find
             "controller", str(error), "kubectl tq logs shows its log; port-forward needs the right pods/portforward"
         )
         return
-    yield ok("controller", f"queue {picture['queue']} answers, {picture['rows']} rows, {picture['clients']} clients")
+    clients = f"{picture['clients']} client{'' if picture['clients'] == 1 else 's'}"
+    yield ok("controller", f"queue {picture['queue']} answers, {picture['rows']} rows, {clients}")
     yield from inside(picture)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from transfer_queue.cli.top import View
+from transfer_queue.cli.output import Output, output_width, show
+from transfer_queue.cli.top import View, draw_picture
 
 
 def picture(partitions: int) -> dict[str, Any]:
@@ -66,3 +68,15 @@ def test_forty_columns_are_readable() -> None:
     assert max(map(len, shown)) <= 40
     assert "train_29" in shown
     assert "  rows 1, bytes 8 B, tokens all" in shown
+
+
+def test_a_pipe_has_the_width_of_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown() -> list[str]:
+        now = picture(2)
+        show(now, Output.table, lambda: draw_picture(now, None, width=output_width()))
+        return capsys.readouterr().out.splitlines()
+
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, shown())) <= 40
+    monkeypatch.delenv("COLUMNS")
+    assert any(line.startswith("WAITS  ") for line in shown())

@@ -135,3 +135,17 @@ async def test_a_fetch_that_timed_out_names_the_writer_of_a_field_that_its_parti
     assert "'reward' was last written" in str(error)
     assert "in 'old' by hung" in str(error)
     assert "busy" not in str(error)
+
+
+async def test_fields_that_are_missing_on_as_many_rows_share_one_sentence() -> None:
+    core = ControlCore()
+    core.unit_joined(1, [], 0.0)
+    fields = [FieldSchema(name, "dense", "float32", ()) for name in ("tok", "a", "b", "c")]
+    core.apply(Commit("s", append=3, fields=fields[:1], blocks=[BlockRef(1, 1, 0, 3, 9)]), 0.0, client=1, request=1)
+    two = Commit("s", append=2, fields=fields[:3], blocks=[BlockRef(1, 2, 0, 2, 9)])
+    core.apply(two, 0.0, client=1, request=2)
+    one = Commit("s", append=1, fields=fields, blocks=[BlockRef(1, 3, 0, 1, 9)])
+    core.apply(one, 0.0, client=1, request=3)
+    command = Fetch("s", fields=["tok", "a", "b", "c"], batch_size=6, task="trainer")
+    words = core.serving.shortfall(command, core.state.partitions["s"])
+    assert words == "1 are ready, 'a' and 'b' are missing on 3 of 6, 'c' is missing on 5 of 6"
