@@ -54,7 +54,8 @@ def run(worker: int, seed: int) -> None:
                 before = stages["put episode"].seconds if "put episode" in stages else 0.0
                 put(keys[episode.member], episode, stages)
                 playing.seconds -= stages["put episode"].seconds - before
-    tq.kv_put(key=f"worker{worker}", partition_id="reports", tag=stages.as_dict())
+    # One row for all workers: tags of later puts are merged into it.
+    tq.kv_put(key="stages", partition_id="reports", tag={f"worker{worker}": stages.as_dict()})
     tq.close()
 
 

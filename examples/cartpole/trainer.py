@@ -114,8 +114,9 @@ class Trainer:
     def rollout_reports(self) -> list[dict[str, dict[str, float]]]:
         """What the rollout workers say about their time; those that do not answer within 10 s are left out."""
         deadline = time.monotonic() + 10
+        tq.kv_put(key="stages", partition_id="reports", tag={})  # the row to which each worker adds its report
         while True:
-            reports = list(tq.kv_list("reports").get("reports", {}).values())
+            reports = list(tq.kv_list("reports")["reports"]["stages"].values())
             if len(reports) >= self.workers or time.monotonic() > deadline:
                 return reports
             time.sleep(0.02)

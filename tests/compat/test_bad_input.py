@@ -249,7 +249,7 @@ UNKNOWN: dict[str, Any] = {
     "check_consumption_status": False,
     "check_production_completed": False,
     "check_stream_drained": False,
-    "reset_consumption": True,
+    "reset_consumption": False,
     "kv_retrieve_meta": NO_ROWS,
     "kv_retrieve_keys": RuntimeError,
 }

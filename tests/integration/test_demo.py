@@ -29,6 +29,7 @@ def test_the_cartpole_job_learns_and_reports(backend: str, tmp_path: Path) -> No
     samples = int(re.search(r"^(\d+) samples, [\d.]+ MB through the queue", done.stdout, re.MULTILINE)[1])  # type: ignore[index]
     assert samples % 24 == 0
     assert samples > 0
+    assert not re.search("came in several puts|there is no partition", done.stderr)
     assert queue.processes() == []
 
 

@@ -484,10 +484,13 @@ def pid_of_worker(sample: Any) -> int:
     return os.getpid()
 
 
-def test_a_put_that_says_is_last_ends_the_stream(queue: Stack, partition: str) -> None:
+def test_a_put_that_says_is_last_ends_the_stream(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
     put(partition, 4)
     tq.get_client().put(rows(3, 4), partition_id=partition, is_last=True)
     assert flat(values(dataset(partition))) == list(range(7))
+    assert caplog.messages == []
 
 
 def test_a_dataset_that_waits_says_what_for(

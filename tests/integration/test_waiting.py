@@ -60,7 +60,10 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
     tq.kv_put("a", partition, {"tokens": torch.ones(2)})
     hint = f"no row of partition {partition!r} has the fields ['tokns'], but ['tokens']; did you mean 'tokens'?"
     client = tq.get_client()
-    assert client.get_meta(["tokns"], partition_id=partition, mode="force_fetch").field_names == []
+    unnamed = client.get_meta(["tokns"], partition_id=partition, mode="force_fetch")
+    assert unnamed.field_names == []
+    with pytest.raises(tq.NotReadyError, match=rf"no field to read of its 1 rows in '{partition}'"):
+        client.get_data(unnamed)
     assert hint in caplog.text
     caplog.clear()
     monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.1)
@@ -137,7 +140,8 @@ def test_calls_about_names_that_do_not_exist_say_so_once(
         assert told.startswith(text), told
     caplog.clear()
     assert tq.kv_list(there) == {there: {"a": {}}}
-    client.reset_consumption(there, "train")
+    assert client.reset_consumption(there, "train")
+    assert not client.reset_consumption(there, "trian")
     tq.kv_clear("a", there)
     assert not caplog.records
 

@@ -204,8 +204,8 @@ class _Line:
                 failure = error
             else:
                 return self._connection
-        origin = self.credentials.target.origin
-        trouble = trouble_at(self.addresses)
+        target = self.credentials.target
+        origin, trouble = target.origin, trouble_at(self.addresses, target.name, target.uid)
         if trouble is not None and isinstance(failure, ConnectionLostError):
             failure = ConnectionLostError(f"{trouble.text}; {failure}" + (f" ({origin} names it)" if origin else ""))
         raise failure

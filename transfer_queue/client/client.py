@@ -483,7 +483,7 @@ class AsyncClient:
                 waiting fetch or with rows to acknowledge are not idle.
 
         Returns:
-            True, also for an unknown partition or task, which logs a warning.
+            Whether the partition and the task exist; the log names what exists if not.
 
         Raises:
             InvalidTypeError, InvalidInputError: An argument is wrong.

@@ -17,9 +17,14 @@ __all__ = ["Notices", "value_of"]
 log = logging.getLogger(__name__)
 
 
+_OWN = "transfer_queue."
+"""Start of the names of partitions that this package makes for itself: a user can do nothing about them."""
+
+
 class Notices:
     """Warnings of one client. Each is logged once for a call and a name; names that differ in digits count as one, as
-    ``train_7`` and ``train_8`` do for a program that asks for each step."""
+    ``train_7`` and ``train_8`` do for a program that asks for each step. There are none about partitions of this
+    package's own."""
 
     def __init__(self, engine: QueueEngine, request_s: float) -> None:
         self._engine = engine
@@ -50,7 +55,10 @@ class Notices:
             return ""
         return "" if partition in names else did_you_mean([partition], names)
 
-    def _is_first(self, *names: str) -> bool:
+    def _is_first(self, call: str, name: str, *more: str) -> bool:
+        if name.startswith(_OWN):
+            return False
+        names = (call, name, *more)
         kind = tuple("".join(letter for letter in name if not letter.isdigit()) for name in names)
         first = kind not in self._said
         self._said.add(kind)

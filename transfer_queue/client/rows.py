@@ -60,6 +60,7 @@ from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.errors import (
     InvalidInputError,
     InvalidTypeError,
+    NotReadyError,
     RequestError,
     TransferQueueError,
     UnknownPartitionError,
@@ -305,8 +306,13 @@ class RowOperations:
         self, metadata: BatchMeta, options: ReadOptions = DEFAULT_READ
     ) -> Operation[LoadedBatches, TensorDict]:
         checked = options.checked(self._options)
+        if len(check_metadata(metadata)) and not metadata.field_names and self._options.missing_fields == "error":
+            raise NotReadyError(
+                f"metadata names no field to read of its {len(metadata)} rows in {_partitions(metadata)!r}: "
+                "select_fields and mode force_fetch leave out fields that the rows do not have"
+            )
         return Operation(
-            self._load(check_metadata(metadata)),
+            self._load(metadata),
             lambda loaded: loaded.decode(checked),
             drop=LoadedBatches.release,
             span=lambda: {"partition": _partitions(metadata)},
@@ -523,15 +529,17 @@ class RowOperations:
         except UnknownPartitionError:
             return {}
 
-    def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[None, bool]:
+    def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[bool, bool]:
         task = None if task_name is None else check_name("task_name", task_name)
         command = ResetConsumption(check_partition(partition_id), task, check_seconds("idle", idle))
 
-        async def work() -> None:
-            if _done(await self._engine.request(command, self._options.request_s)).absent:
+        async def work() -> bool:
+            absent = _done(await self._engine.request(command, self._options.request_s)).absent
+            if absent:
                 await self._notices.absent("reset_consumption", command.partition, task=task)
+            return not absent
 
-        return Operation(work(), lambda _: True)
+        return Operation(work(), bool)
 
     def row_counts(self) -> Operation[Reply, dict[str, int]]:
         """Number of rows of each partition that has rows."""

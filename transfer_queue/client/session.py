@@ -13,7 +13,7 @@ import msgspec
 
 from transfer_queue.backoff import Backoff
 from transfer_queue.client.waiting import Waits
-from transfer_queue.config.trouble import trouble_at
+from transfer_queue.config.trouble import Trouble, trouble_at
 from transfer_queue.control.commands import Command, Fetch, Lock, Reply
 from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
@@ -164,7 +164,7 @@ class ControllerSession:
             return ""
         if isinstance(self._failure, ConfigError):
             return str(self._failure)
-        trouble = trouble_at(self._addresses)
+        trouble = self._trouble()
         noted = trouble.text if trouble is not None and trouble.state != "restarting" else ""
         return noted or self._credentials.target.gone
 
@@ -266,8 +266,13 @@ class ControllerSession:
 
     def _reason(self) -> str:
         reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
-        trouble = trouble_at(self._addresses)
+        trouble = self._trouble()
         return f"{reason}; {trouble.text}" if trouble else reason
+
+    def _trouble(self) -> Trouble | None:
+        """What is noted of this session's own queue."""
+        target, uid = self._credentials.target, self.welcome.attributes.get("uid")
+        return trouble_at(self._addresses, self.welcome.name or target.name, uid or target.uid)
 
     async def _connection_until(self, deadline: float) -> Connection:
         if self._connection is not None and not self._connection.closed:
@@ -301,12 +306,11 @@ class ControllerSession:
                         return
                 except TransferQueueError as error:
                     self._failure = error
-            trouble = trouble_at(self._addresses)
-            # A queue that was taken down may come back for programs that used it; a program that starts with the
-            # settings of just this queue does not wait for it.
+            trouble = self._trouble()
+            # A program that starts with an address alone may wait for another queue there.
             gone = trouble is not None and (
                 trouble.state == "failed"
-                or (trouble.state == "down" and not self.welcome.run and trouble.queue == self._credentials.target.name)
+                or (trouble.state == "down" and bool(self.welcome.run or self._credentials.target.name))
             )
             self._ended = trouble.text if trouble is not None and gone else self._credentials.target.gone
 

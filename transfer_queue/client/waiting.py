@@ -56,11 +56,12 @@ class _Wait:
     def _look(self) -> None:
         now = self._loop.time()
         reason = self._reason()
-        if reason and now - self._said.get(self._what, -_AGAIN_S) >= _FIRST_S:
+        due = bool(reason) and now - self._said.get(self._what, -_AGAIN_S) >= _AGAIN_S - _FIRST_S
+        if due:
             self._said[self._what] = now
             since, until = (
                 (datetime.now() + timedelta(seconds=min(at - now, 1e6))).strftime("%H:%M:%S")
                 for at in (self._since, self._until)
             )
             log.warning("waiting for %s since %s, until %s at the latest: %s", self._what, since, until, reason)
-        self._timer = self._loop.call_later(_AGAIN_S if reason else _FIRST_S, self._look)
+        self._timer = self._loop.call_later(_AGAIN_S if due else _FIRST_S, self._look)

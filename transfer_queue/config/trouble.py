@@ -32,6 +32,7 @@ class Trouble(msgspec.Struct):
     state: Literal["restarting", "failed", "down"] = "restarting"
     at: float = 0.0
     """Seconds since 1970."""
+    uid: str = ""
 
     @property
     def text(self) -> str:
@@ -94,14 +95,17 @@ def _noted() -> list[Path]:
     return []
 
 
-def trouble_at(addresses: Iterable[str]) -> Trouble | None:
-    """The note of this user's local queue with a controller at one of ``addresses``."""
+def trouble_at(addresses: Iterable[str], name: str | None = None, uid: str | None = None) -> Trouble | None:
+    """The note of this user's local queue with a controller at one of ``addresses``, and with this name and uid where
+    both sides say them: queues may follow each other at one address."""
     wanted = set(addresses)
     folders = _noted()
     if os.environ.get("TQ_CONFIG_FILE"):
         folders.append(Path(os.environ["TQ_CONFIG_FILE"]).parent)
     for folder in folders:
         trouble = read_trouble(folder)
-        if trouble is not None and wanted.intersection(trouble.controllers):
+        if trouble is None or not wanted.intersection(trouble.controllers):
+            continue
+        if trouble.queue == (name or trouble.queue) and (not uid or trouble.uid in ("", uid)):
             return trouble
     return None

@@ -470,7 +470,7 @@ class LocalStack:
             reason = str(error)
         if self._stopping:
             return
-        write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, "failed"))
+        self._write_note("failed", reason)
         if self._tell is not None:
             self._tell(f"the queue that this program started has ended: {reason}")
 
@@ -504,7 +504,11 @@ class LocalStack:
     def note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
         """Note the trouble of this queue for ``tq status`` and the programs of this machine."""
         if self._keep and self._addresses:
-            write_trouble(self.directory, Trouble(self.plan.name, self._addresses, reason, state))
+            self._write_note(state, reason)
+
+    def _write_note(self, state: Literal["restarting", "failed", "down"], reason: str) -> None:
+        note = Trouble(self.plan.name, self._addresses, reason, state, uid=self.plan.uid or "")
+        write_trouble(self.directory, note)
 
     def failure(self) -> str | None:
         """One line about the first process that ended on its own; None while all run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from tests.unit.controllers import serving
 from tests.waiting import until
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.config.security import PeerSecurity
+from transfer_queue.config.trouble import Trouble, write_trouble
 from transfer_queue.control.commands import ListPartitions, Value
-from transfer_queue.errors import NotInitializedError
+from transfer_queue.errors import ConnectionLostError, NotInitializedError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import UnitInfo
@@ -40,7 +42,7 @@ class Controller:
             self.held = request
         else:
             self.welcomed += 1
-            connection.reply(request, Welcome("controller", run="r", writer=1))
+            connection.reply(request, Welcome("controller", name="q", run="r", writer=1))
             self.more(connection, self.welcomed)
 
     def on_notice(self, connection: Connection, body: Any) -> None:
@@ -166,3 +168,28 @@ async def test_a_request_that_waited_for_a_connection_waits_for_its_answer_only_
         session.start()
         await session.transfer(Look(), (), 60.0)
     assert 0 < allowed[0] < 60.0
+
+
+async def test_a_request_ends_once_its_own_queue_is_taken_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def note(queue: str, *more: Any) -> None:
+        folder = tmp_path / "transferqueue" / queue
+        folder.mkdir(parents=True, exist_ok=True)
+        write_trouble(folder, Trouble(queue, [address], *more))
+
+    async with serving(Controller()) as (address, connections):
+        session = ControllerSession([address], "c", Keepalive(2.0, 60.0), unheard, Credentials(PeerSecurity()))
+        await session.open(10.0)
+    note("another", "it was taken down", "down")
+    waiting = asyncio.create_task(session.request(ListPartitions(""), 100.0))
+    connections[0].abort("gone")
+    await until(lambda: "cannot reach" in str(session.lost()))
+    assert "another" not in str(session.lost())
+    note("q", "its controller is being restarted")
+    assert str(session.lost()).count("restarted") == 1
+    assert (waiting.done(), session.ended) == (False, "")
+    note("q", "it was taken down", "down")
+    with pytest.raises(ConnectionLostError, match="queue q ended: it was taken down"):
+        await asyncio.wait_for(waiting, 60)
+    session.close()
