@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(worker: int, seed: int) -> None:
     torch.set_num_threads(1)
     tq.init()
+    tq.kv_put(key="policy", partition_id="weights", tag={})  # the row to which the trainer writes
     policy = Policy()
     stages = Stages()
     generator = torch.Generator().manual_seed(1000 * seed + worker)
@@ -77,10 +78,10 @@ def load_weights(policy: Policy, version: int, stages: Stages) -> bool:
     """Wait for weights of at least ``version`` and load the newest; False once training is done."""
     with stages.time("wait for weights"):
         while True:
-            tag = tq.kv_list("weights").get("weights", {}).get("policy", {"version": -1})
+            tag = tq.kv_list("weights")["weights"]["policy"]
             if tag.get("done"):
                 return False
-            if tag["version"] >= version:
+            if tag.get("version", -1) >= version:
                 break
             time.sleep(_POLL_S)
     with stages.time("get weights") as stage:
