@@ -136,7 +136,7 @@ kv_put = blocking(async_kv_put)
 async def async_kv_batch_put(
     keys: list[str],
     partition_id: str,
-    fields: TensorDict | None = None,
+    fields: TensorDict | dict[str, Any] | None = None,
     tags: list[Tag] | None = None,
     data_parser: DataParser | None = None,
     *,
@@ -148,7 +148,8 @@ async def async_kv_batch_put(
     Args:
         keys: Keys of rows, each once.
         partition_id: The partition, made with its first row.
-        fields: A TensorDict of batch size ``[len(keys)]``; row ``i`` belongs to ``keys[i]``.
+        fields: A TensorDict of batch size ``[len(keys)]``, or a dict of tensors and lists of that length; row ``i``
+            belongs to ``keys[i]``.
         tags: A dict for each key, merged shallowly into the row's tag.
         data_parser: Gets ``{field: dense tensor or list of rows}`` and returns the same fields with as many rows.
         lock: What ``kv_global_lock`` gave. The put is refused if this lock has ended.

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from transfer_queue.client.options import ClientOptions
 from transfer_queue.compat.client import TransferQueueClient
@@ -86,7 +86,7 @@ class _State:
 _state = _State()
 
 
-def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | None:
+def init(conf: DictConfig | Mapping[str, Any] | None = None, **settings: NoReturn) -> DictConfig | None:
     """Attach this process to a queue; start one as local processes if none is found.
 
     A queue is looked for in this order: ``conf`` naming it (``{"controller": {"addresses": ["host:port"]}}``, as in the
@@ -102,18 +102,22 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Non
 
     Args:
         conf: Settings as in ``config.yaml``, or the address of a queue.
+        settings: None is taken; the error says where in ``conf`` to give it.
 
     Returns:
         The merged settings if it started the queue, ``conf`` as given if it attached.
 
     Raises:
         ConfigError: A setting is wrong.
+        InvalidTypeError: A setting is given as an argument of its own.
         StartError: A server did not start.
         ConnectionLostError: The queue does not answer.
 
     Example:
         >>> conf = tq.init({"backend": {"SimpleStorage": {"unit_capacity": "1Gi"}}})
     """
+    if settings:
+        raise InvalidTypeError(f"init() takes settings in conf: write init({settings!r})")
     _warn_of_variables()
     with _state.lock:
         if _state.client is not None and not _state.client.closed:

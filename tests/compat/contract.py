@@ -209,6 +209,7 @@ OPTIONAL = {
     "async_get_meta": {"batch_size": None, "partition_id": ""},
 }
 EXTENSIONS = {
+    "init": {"settings"},
     **{f"{prefix}{name}": {"lock", "placement"} for name in ("kv_put", "kv_batch_put") for prefix in ("", "async_")},
     "BatchMeta": {"samples"},
     "GRPOGroupNSampler": {"group_tag"},

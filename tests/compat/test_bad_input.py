@@ -464,6 +464,22 @@ def test_init_refuses_a_wrong_conf_by_its_name(argument: str, value: Any, monkey
         tq.init(value)
 
 
+def test_init_says_where_a_setting_goes() -> None:
+    with pytest.raises(TypeError, match=r"write init\(\{'layout': 'dense'\}\)"):
+        tq.init(layout="dense")  # type: ignore[arg-type]
+
+
+def test_both_puts_take_a_dict_of_columns_and_no_empty_key(queue: Stack, partition: str) -> None:
+    columns = {"x": torch.arange(2.0), "text": ["a", "b"]}
+    tq.kv_batch_put(["a", "b"], partition, columns)
+    assert tq.kv_batch_get("b", partition)["text"] == ["b"]
+    assert tq.get_client().put(columns, partition_id=partition).size == 2
+    with pytest.raises(InvalidInputError, match="x"):
+        tq.kv_batch_put(["a"], partition, columns)
+    with pytest.raises(InvalidInputError, match="keys must not be empty"):
+        tq.kv_put("", partition, {"x": 1})
+
+
 CONSTRUCTOR: list[tuple[str, Any, type[Exception]]] = [
     ("client_id", 5, TypeError),
     ("controller_info", None, ValueError),

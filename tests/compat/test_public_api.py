@@ -63,6 +63,8 @@ def check_signature(name: str, function: Any, wanted: str) -> None:
             else:
                 assert (repr(actual.default) if has_default else "") == default, (name, parameter)
     for extra in allowed:
+        if found[extra].kind is inspect.Parameter.VAR_KEYWORD:
+            continue
         assert found[extra].kind is inspect.Parameter.KEYWORD_ONLY, (name, extra)
         assert found[extra].default in (None, False), (name, extra)
 

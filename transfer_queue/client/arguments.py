@@ -170,7 +170,7 @@ def check_flag(name: str, value: object) -> bool:
 def check_data(name: str, value: object) -> Any:
     """A TensorDict, or a mapping of columns."""
     if not is_kind(value, "TensorDictBase") and not isinstance(value, Mapping):
-        raise InvalidTypeError(f"{name} must be a TensorDict, not {type(value).__name__}")
+        raise InvalidTypeError(f"{name} must be a TensorDict or a dict of columns, not {type(value).__name__}")
     return value
 
 

@@ -249,7 +249,7 @@ class AsyncClient:
 
     async def async_put(
         self,
-        data: TensorDict,
+        data: TensorDict | dict[str, Any],
         metadata: BatchMeta | None = None,
         partition_id: str | None = None,
         data_parser: DataParser | None = None,
@@ -261,7 +261,7 @@ class AsyncClient:
         """Write rows: append them to a partition, or add fields to existing rows. All or nothing in a partition.
 
         Args:
-            data: A TensorDict of batch size ``[rows]``.
+            data: A TensorDict of batch size ``[rows]``, or a dict of tensors and lists of that length.
             metadata: The rows to write to, as many as ``data`` has; its ``custom_meta`` is merged into their tags.
                 None: new rows of ``partition_id``.
             partition_id: The partition of new rows.

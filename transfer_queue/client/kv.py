@@ -80,7 +80,7 @@ class KvOperations:
         self,
         keys: list[str],
         partition_id: str,
-        fields: TensorDict | None,
+        fields: TensorDict | dict[str, Any] | None,
         tags: list[Tag] | None,
         data_parser: DataParser | None,
         lock: GlobalLock | None = None,
@@ -89,9 +89,10 @@ class KvOperations:
         if fields is None and tags is None:
             raise InvalidInputError("kv_batch_put needs at least one parameter of fields and tags")
         keys = check_keys(keys)
-        if fields is not None and not is_kind(fields, "TensorDictBase"):
+        if fields is not None and not isinstance(fields, dict) and not is_kind(fields, "TensorDictBase"):
             raise InvalidTypeError(
-                f"fields must be a TensorDict, not {type(fields).__name__}; write TensorDict(columns, [{len(keys)}])"
+                f"fields must be a TensorDict or a dict of columns, not {type(fields).__name__}; "
+                f"write TensorDict(columns, [{len(keys)}])"
             )
         return self._put(keys, partition_id, fields, tags, data_parser, lock, placement=placement)
 

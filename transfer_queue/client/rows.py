@@ -343,7 +343,7 @@ class RowOperations:
     @spanned("put")
     def put(
         self,
-        data: TensorDict,
+        data: TensorDict | dict[str, Any],
         metadata: BatchMeta | None,
         partition_id: str | None,
         data_parser: DataParser | None,
@@ -382,7 +382,7 @@ class RowOperations:
 
     def _encode(
         self,
-        data: TensorDict,
+        data: TensorDict | dict[str, Any],
         data_parser: DataParser | None,
         custom_meta: list[dict[str, Any]] | None,
         rows: int | None,
