@@ -44,7 +44,6 @@ PUT_ERRORS: list[tuple[str, Call, type[Exception], str]] = [
         "kv_batch_put",
     ),
     ("fields of another type", ("kv_put", {"key": "a", "fields": [1]}), ValueError, "dict or TensorDict"),
-    ("dict for a batch", ("kv_batch_put", {"keys": ["a"], "fields": {"x": torch.ones(1)}}), TypeError, "TensorDict"),
     (
         "batch-level non-tensor",
         ("kv_batch_put", {"keys": ["a", "b"], "fields": batch(x=NonTensorData("v", batch_size=[2]))}),

@@ -175,6 +175,7 @@ def test_tail_that_sees_too_little_fails(command: Command, partition: str) -> No
 
 
 def test_top_once_tells_who_waits_and_what_lacks(command: Command, rows: str) -> None:
+    command.environ.pop("COLUMNS", None)  # readline sets it in the workers of pytest-xdist
     client = tq.get_client()
     waiting = threading.Thread(
         target=lambda: client.get_meta(["reward"], 2, rows, task_name="trainer", timeout=250), daemon=True

@@ -222,7 +222,6 @@ def test_calls_that_would_do_nothing_or_something_else_are_refused_or_said(
             f"does not exist.*did you mean '{partition}'",
         ),
         (lambda: out(y=torch.zeros(1)), r"out has entries \['y'\], which are not among the fields that are read"),
-        (lambda: tq.kv_batch_put(["a"], partition, {"x": [1]}), r"write TensorDict\(columns, \[1\]\)"),  # type: ignore[arg-type]
         (lambda: tq.kv_batch_get_by_meta(metadata), "read a BatchMeta with get_data"),  # type: ignore[arg-type]
         (lambda: client.get_data(tq.kv_put("a", partition, tag={})), "kv_batch_get_by_meta"),  # type: ignore[arg-type]
     ]

@@ -16,7 +16,11 @@ from rich.text import Text
 
 from transfer_queue._printable import printable
 
-__all__ = ["Output", "OutputOption", "human_bytes", "make_table", "output_width", "show"]
+__all__ = ["WIDE", "Output", "OutputOption", "asked_width", "human_bytes", "make_table", "show"]
+
+
+WIDE = 300
+"""Columns of a file or a pipe, which have no width: lines stay whole."""
 
 
 class Output(str, Enum):
@@ -30,8 +34,11 @@ class Output(str, Enum):
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the result.")]
 
 
-def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> None:
-    """Print ``document`` as JSON or YAML, or what ``draw`` makes of it for people."""
+def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]], *, width: int | None = None) -> None:
+    """Print ``document`` as JSON or YAML, or what ``draw`` makes of it for people.
+
+    Lines stay whole in a file or a pipe, unless ``width`` limits them.
+    """
     if output is Output.json:
         typer.echo(_dumped(lambda ascii_only: json.dumps(document, indent=2, default=str, ensure_ascii=ascii_only)))
     elif output is Output.yaml:
@@ -40,21 +47,17 @@ def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]]) -> No
             _dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only)), nl=False
         )
     else:
-        console = Console(highlight=False, width=output_width())
-        wraps = _asked_width() is not None and not console.is_terminal
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = width or WIDE
         for part in draw():
             text = isinstance(part, str)
-            whole = not wraps and (text or isinstance(part, Text))
+            whole = not width and (text or isinstance(part, Text))
             console.print(Text(printable(part)) if text else part, soft_wrap=whole)
 
 
-def output_width() -> int:
-    """Columns of the terminal. In a file or a pipe those of ``COLUMNS``, else so many that lines stay whole."""
-    console = Console()
-    return console.width if console.is_terminal else _asked_width() or 300
-
-
-def _asked_width() -> int | None:
+def asked_width() -> int | None:
+    """The columns that ``COLUMNS`` names; None without it."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else None
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from transfer_queue._printable import printable
 from transfer_queue.cli.connection import ControllerConnection
-from transfer_queue.cli.output import Output, human_bytes, make_table, output_width, show
+from transfer_queue.cli.output import WIDE, Output, asked_width, human_bytes, make_table, show
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 
 __all__ = ["View", "draw_picture", "rates", "watch"]
@@ -35,7 +35,8 @@ def watch(link: ControllerConnection, output: Output, *, once: bool, interval_s:
     """
     now = link.look()
     if once or output is not Output.table or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        show(now, output, lambda: draw_picture(now, None, width=output_width()))
+        width = Console().width if sys.stdout.isatty() else asked_width()
+        show(now, output, lambda: draw_picture(now, None, width=width or WIDE), width=width)
         return
     console = Console(highlight=False)
     view = View()

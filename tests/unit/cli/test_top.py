@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from transfer_queue.cli.output import Output, output_width, show
-from transfer_queue.cli.top import View, draw_picture
+from transfer_queue.cli.output import Output
+from transfer_queue.cli.top import View, watch
 
 
 def picture(partitions: int) -> dict[str, Any]:
@@ -72,8 +73,7 @@ def test_forty_columns_are_readable() -> None:
 
 def test_a_pipe_has_the_width_of_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def shown() -> list[str]:
-        now = picture(2)
-        show(now, Output.table, lambda: draw_picture(now, None, width=output_width()))
+        watch(SimpleNamespace(look=lambda: picture(2)), Output.table, once=True, interval_s=1.0)  # type: ignore[arg-type]
         return capsys.readouterr().out.splitlines()
 
     monkeypatch.setenv("COLUMNS", "40")
