@@ -20,6 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def turn(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
+        if item.path.name == "test_e2e_uninstall.py":  # what it removes, all others need
+            return 3
         return 2 if "cluster" in names else 1 if "own_machine" in names else 0
 
     items.sort(key=turn)

@@ -249,7 +249,7 @@ def test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_b
         wait_until(lambda: last_checkpoint(queue).url, "a checkpoint is there", 120)
         queue.named("checkpoint.saver").kill()  # it is started again
         tq.kv_put("later", "kv", {"x": torch.arange(5)})
-        before, at = content(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        before, at = content(), datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         wait_until(lambda: last_checkpoint(queue).time > at, "one after the last put is there", 120)
         last = last_checkpoint(queue)
         assert last.url.startswith(f"{place}/")

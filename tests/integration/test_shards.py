@@ -434,7 +434,9 @@ def test_a_program_starts_several_controllers_and_hears_when_one_ends() -> None:
         for name in names:
             tq.kv_put("k", name, {"x": torch.ones(2)})
         assert set(tq.kv_list()) == set(names)
-        victims = [child for child in psutil.Process().children() if "controller-2.json" in str(child.cmdline())]
+        children = psutil.process_iter(["ppid", "cmdline"])  # None for one that ends meanwhile
+        ours = [child for child in children if child.info["ppid"] == os.getpid()]
+        victims = [child for child in ours if "controller-2.json" in str(child.info["cmdline"])]
         assert len(victims) == 1
         victims[0].kill()
         wait_until(lambda: _ended(names[0]), "the program hears of it")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kubernetes import config
 
+from tests.integration.operator.conftest import chart_plane
 from tests.integration.operator.control_plane import ControlPlane
 from tests.unit.operator.queues import IMAGES, document
 from tests.waiting import wait_until
@@ -31,6 +33,13 @@ class Interrupted(Cluster):
             act, self.act = self.act, None
             act()
         return super().call(method, path, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One of its own: on the shared one another operator may be running."""
+    with chart_plane(tmp_path_factory.mktemp("plane")) as running:
+        yield running
 
 
 @pytest.fixture
