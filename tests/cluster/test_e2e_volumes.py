@@ -91,8 +91,8 @@ def run(cluster: Cluster, name: str, code: str) -> str:
     ended = ("wait", "-n", NAMESPACE, f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].state.terminated}")
     cluster.kubectl(*ended, "--timeout=120s")
     said = cluster.kubectl("logs", "-n", NAMESPACE, name)
-    phase = cluster.kubectl("get", "pod", name, "-n", NAMESPACE, "-o", "jsonpath={.status.phase}")
-    assert phase == "Succeeded", said
+    code_path = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"  # the phase follows later
+    assert cluster.kubectl("get", "pod", name, "-n", NAMESPACE, "-o", code_path) == "0", said
     return said
 
 
