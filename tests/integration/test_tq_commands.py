@@ -210,8 +210,8 @@ def test_why_names_the_missing_field_and_who_wrote_it_last(command: Command, row
         "'value'" in sentence
     )
     assert re.search(
-        # The task is named only if this client has fetched for no other one, in the tests before.
-        rf"'reward' was last written \d+ s ago in '{rows}' by \S+( \(task 'trainer'\))?, which is connected; no client",
+        # The task for which this client took rows last, in the tests before.
+        rf"'reward' was last written \d+ s ago in '{rows}' by \S+( \(task '\w+'\))?, which is connected; no client",
         sentence,
     )
     assert sentence.endswith("no client has written 'value' since this controller started")
