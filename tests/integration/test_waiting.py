@@ -66,7 +66,7 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
         client.get_data(unnamed)
     assert hint in caplog.text
     caplog.clear()
-    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.1)
+    monkeypatch.setattr("transfer_queue.client.fetches._PATIENCE_S", 0.1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.get_meta, ["tokns"], 1, partition, task_name="t", timeout=100)
         wait_until(lambda: "task 't' has waited" in caplog.text, "the wait is told")
@@ -85,11 +85,11 @@ def test_polls_for_a_misspelt_field_say_so_once(
         return bool(caplog.records)
 
     assert [poll(), poll()] == [False, False]
-    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.05)
+    monkeypatch.setattr("transfer_queue.client.fetches._PATIENCE_S", 0.05)
     wait_until(poll, "the polls are told of")
     hint = f"no row of partition {partition!r} has the fields ['tokns'], but ['tokens']; did you mean 'tokens'?"
     assert [record.getMessage() for record in caplog.records] == [f"task 'z' polls and gets no rows: {hint}"]
-    monkeypatch.setattr("transfer_queue.client.rows._PATIENCE_S", 0.0)
+    monkeypatch.setattr("transfer_queue.client.fetches._PATIENCE_S", 0.0)
     poll()
     assert len(caplog.records) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from transfer_queue.client.arguments import (
     check_tags,
     check_text,
 )
+from transfer_queue.client.fetches import Fetches
 from transfer_queue.client.notices import Notices, value_of
 from transfer_queue.client.operation import Operation, spanned
 from transfer_queue.client.options import ClientOptions
@@ -62,9 +62,6 @@ from transfer_queue.errors import (
     InvalidTypeError,
     NotReadyError,
     RequestError,
-    TransferQueueError,
-    UnknownPartitionError,
-    WaitTimeoutError,
 )
 from transfer_queue.metadata import BatchMeta, describe_fields
 
@@ -81,8 +78,6 @@ __all__ = ["FetchOptions", "RowOperations", "pack_indexes", "request_in_parts", 
 log = logging.getLogger(__name__)
 
 EMPTY = Batch(b"")
-_PATIENCE_S = 10.0
-"""Time after which a warning names fields that a waiting or polling fetch asks for and no row has."""
 _SAMPLERS = frozenset(sampler.__all__)
 _CONFIG = ("dp_rank", "batch_index", "dp_size", "token_budget", "flush", "version", "seed")
 """What the samplers of this package read of ``sampling_config``."""
@@ -177,8 +172,7 @@ class RowOperations:
         self._engine = engine
         self._options = options
         self._notices = notices
-        self._polls: dict[tuple[str, ...], float] = {}
-        """(task, partition, *fields) of polls that were empty last -> the time of the first of them."""
+        self._fetches = Fetches(engine, options.request_s, notices)
 
     # ------------------------------------------------------------------------------------------------------------ get
 
@@ -213,73 +207,21 @@ class RowOperations:
             metadata._located = Batch(batch.indexes, locations=batch.locations)
             return metadata
 
-        return Operation(self._fetch(fetch), finish, span=lambda: {"partition": partition_id, "task": fetch.task})
+        return Operation(
+            self._fetches.fetch(fetch), finish, span=lambda: {"partition": partition_id, "task": fetch.task}
+        )
 
     async def _look_up(self, partition: str, fields: list[str]) -> Batch:
         """All rows of a partition; a field that none of them has is warned of."""
         batch = await self._engine.lookup(Lookup(partition, fields=fields, locate=False), self._options.request_s)
         found = {schema.name for schema in batch.fields}
-        if batch.indexes and not found.issuperset(fields) and (hindrance := await self._hindrance(partition, fields)):
+        if (
+            batch.indexes
+            and not found.issuperset(fields)
+            and (hindrance := await self._fetches.hindrance(partition, fields))
+        ):
             log.warning("get_meta in mode force_fetch leaves fields out: %s", hindrance)
         return batch
-
-    async def _fetch(self, fetch: Fetch) -> Batch:
-        watch = asyncio.ensure_future(self._watch(fetch)) if fetch.timeout_s > _PATIENCE_S else None
-        try:
-            batch = await self._engine.fetch(fetch, self._options.request_s)
-            if fetch.timeout_s == 0:
-                await self._polled(fetch, batch)
-            return batch
-        except WaitTimeoutError as error:
-            if "the partition does not exist" not in str(error):
-                raise
-            raise WaitTimeoutError(f"{error}{await self._notices.hint(fetch.partition)}") from None
-        finally:
-            if watch is not None:
-                watch.cancel()
-
-    async def _polled(self, fetch: Fetch, batch: Batch) -> None:
-        """Warn once about polls that have found nothing for a while, as ``_watch`` does about a fetch that waits."""
-        poll = (fetch.task, fetch.partition, *fetch.fields)
-        if batch.indexes:
-            self._polls.pop(poll, None)
-            return
-        now = asyncio.get_running_loop().time()
-        if now - self._polls.setdefault(poll, now) < _PATIENCE_S:
-            return
-        self._polls.clear()  # partitions come and go
-        self._polls[poll] = now
-        try:
-            hindrance = await self._hindrance(fetch.partition, fetch.fields)
-        except TransferQueueError:  # the poll itself was answered
-            return
-        if hindrance:
-            self._notices.warn(f"task {fetch.task!r} polls and gets no rows", " ".join(poll[1:]), hindrance)
-
-    async def _watch(self, fetch: Fetch) -> None:
-        """Warn, at growing intervals, about a fetch that waits for fields which probably are never written."""
-        waited = 0.0
-        while True:
-            pause = max(waited, _PATIENCE_S)
-            await asyncio.sleep(pause)
-            waited += pause
-            try:
-                hindrance = await self._hindrance(fetch.partition, fetch.fields)
-            except TransferQueueError:
-                continue  # the fetch itself says so
-            if hindrance:
-                log.warning("task %r has waited %.0f s for rows: %s", fetch.task, waited, hindrance)
-
-    async def _hindrance(self, partition: str, fields: list[str]) -> str:
-        """Return the missing fields that are probably misspelt; empty if the rows have all fields."""
-        counts = await self._counts(partition)
-        if not counts:
-            return f"there is no partition {partition!r}"
-        unwritten = [name for name in fields if name not in counts["fields"]]
-        if not unwritten or not counts["rows"]:
-            return ""
-        hint = did_you_mean(unwritten, counts["fields"])
-        return f"no row of partition {partition!r} has the fields {unwritten}, but {sorted(counts['fields'])}{hint}"
 
     def _fetch_command(self, partition_id: str, fields: list[str], options: FetchOptions) -> Fetch:
         if options.task_name is None or not check_text("task_name", options.task_name):
@@ -504,7 +446,7 @@ class RowOperations:
 
     def partition_counts(self, partition_id: str) -> Operation[dict[str, Any], dict[str, Any]]:
         """See ``control.queries.count_rows``; empty for an unknown partition."""
-        return Operation(self._counts(check_partition(partition_id)), dict)
+        return Operation(self._fetches.counts(check_partition(partition_id)), dict)
 
     def stream_drained(self, task_name: str, partition_id: str) -> Operation[dict[str, Any], bool]:
         task = check_name("task_name", task_name)
@@ -517,17 +459,10 @@ class RowOperations:
         return Operation(work, finish)
 
     async def _counts_or_notice(self, call: str, partition: str, task: str | None) -> dict[str, Any]:
-        counts = await self._counts(partition)
+        counts = await self._fetches.counts(partition)
         if not counts or (task is not None and task not in counts["tasks"]):
             await self._notices.absent(call, partition, task=task)
         return counts
-
-    async def _counts(self, partition: str) -> dict[str, Any]:
-        """Counts of a partition; empty if there is no such partition."""
-        try:
-            return dict(value_of(await self._engine.request(Snapshot(partition), self._options.request_s)))
-        except UnknownPartitionError:
-            return {}
 
     def reset_consumption(self, partition_id: str, task_name: str | None, idle: float) -> Operation[bool, bool]:
         task = None if task_name is None else check_name("task_name", task_name)
