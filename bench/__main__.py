@@ -44,7 +44,7 @@ class Peers:
         return self._running[name]
 
     def end(self, name: str) -> None:
-        """End one that failed: whatever it waits for, the next workload starts it again."""
+        """End a peer that failed, even if it hangs; the next workload starts it again."""
         self._running.pop(name).stop()
 
     def keep(self, names: set[str]) -> None:

@@ -27,7 +27,7 @@ from transfer_queue.client.client import Client
 from transfer_queue.client.shards import engines_of
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import CheckpointConfig
-from transfer_queue.config.running import CheckpointReport, LastCheckpoint, Restored, read_report
+from transfer_queue.config.running import CheckpointReport, LastCheckpoint, Restored, read_report, write_note
 from transfer_queue.control.checkpoint import counted
 from transfer_queue.errors import CheckpointError, ConnectionLostError, QueueNotEmptyError, TransferQueueError
 from transfer_queue.runtime.http import StatusServer
@@ -119,10 +119,8 @@ class Saver:
 
     def _note(self, **news: object) -> None:
         self.report = msgspec.structs.replace(self.report, **news)
-        draft = self._file.with_name(f"{self._file.name}.new")
         try:
-            draft.write_bytes(msgspec.json.encode(self.report))
-            draft.replace(self._file)
+            write_note(self._file, self.report)
         except OSError as error:  # /status has it all the same
             log.warning("cannot write %s: %s", self._file, error.strerror)
 

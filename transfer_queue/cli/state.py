@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from transfer_queue.config.ownership import private_folder
-from transfer_queue.config.running import CHECKPOINT_STATUS, RunningQueue, ServerState, read_report
+from transfer_queue.config.running import CHECKPOINT_STATUS, RunningQueue, ServerState, read_report, write_note
 from transfer_queue.config.trouble import Trouble, read_trouble, state_root
 from transfer_queue.errors import StartError, TransferQueueError
 
@@ -80,9 +80,7 @@ def _lock(descriptor: int) -> bool:
 
 def write_running(folder: Path, queue: RunningQueue) -> None:
     """Note in its folder that ``queue`` runs. The file appears whole."""
-    draft = folder / "queue.json.new"
-    draft.write_bytes(msgspec.json.encode(queue))
-    draft.rename(folder / "queue.json")
+    write_note(folder / "queue.json", queue)
 
 
 def read_running() -> list[RunningQueue]:

@@ -138,7 +138,7 @@ def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float] | Non
 
 
 def draw_picture(
-    picture: dict[str, Any], speed: dict[str, float] | None, only: str = "", width: int = 300
+    picture: dict[str, Any], speed: dict[str, float] | None, only: str = "", width: int = WIDE
 ) -> Sequence[Any]:
     """The picture as tables: waiting requests, then partitions, the newest first, their tasks, and storage units.
 

@@ -488,9 +488,14 @@ class Spec(Model):
         return "off" if self.backend.ray is not None else self.security.tls_mode(default)
 
     @property
+    def scheduled(self) -> Checkpoint | None:
+        """The settings of saves on a schedule; None without a schedule."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.schedule is not None else None
+
+    @property
     def saves(self) -> bool:
         """Whether a process restores the queue or saves it."""
-        return self.restore_from is not None or (self.checkpoint is not None and self.checkpoint.schedule is not None)
+        return self.restore_from is not None or self.scheduled is not None
 
     @property
     def transport(self) -> Literal["tcp", "rdma"]:

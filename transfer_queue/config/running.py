@@ -20,6 +20,7 @@ __all__ = [
     "ServerState",
     "noted_queues",
     "read_report",
+    "write_note",
 ]
 
 CHECKPOINT_STATUS = "checkpoint-status.json"
@@ -103,3 +104,10 @@ def read_report(file: Path) -> CheckpointReport | None:
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(file.read_bytes(), type=CheckpointReport)
     return None
+
+
+def write_note(file: Path, note: msgspec.Struct) -> None:
+    """Write ``note`` as JSON; the file appears whole. Raises OSError."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.write_bytes(msgspec.json.encode(note))
+    draft.replace(file)

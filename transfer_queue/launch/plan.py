@@ -58,7 +58,7 @@ class LocalPlan:
     """Name of the local programs in the policy."""
     client_tls: TlsFiles | None = None
     checkpoint: Checkpoint | None = None
-    """When and where the queue is saved."""
+    """When and where the queue is saved; None: it is not."""
     restore_from: str | None = None
 
     @property
@@ -157,7 +157,7 @@ class LocalPlan:
 
         With a policy only the certificate of the servers has all rights.
         """
-        saves = self.checkpoint if self.checkpoint and self.checkpoint.schedule else None
+        saves = self.checkpoint
         if saves is None and not (restore and self.restore_from):
             return None
         attach = self.attach_config(*controllers)
@@ -233,7 +233,7 @@ def plan_local(resource: TransferQueue) -> LocalPlan:
         policy=spec.security.policy_document(SERVER_NAME, saves=spec.saves),
         namespace=resource.metadata.namespace,
         shards=spec.controller.shards,
-        checkpoint=spec.checkpoint,
+        checkpoint=spec.scheduled,
         restore_from=spec.restore_from,
     )
 

@@ -83,7 +83,7 @@ def checkpoint_settings(queue: Queue) -> dict[str, Any] | None:
 
     It connects with the certificate of the servers.
     """
-    saves = queue.spec.checkpoint if queue.spec.checkpoint and queue.spec.checkpoint.schedule else None
+    saves = queue.spec.scheduled
     if saves is None and not queue.restores:
         return None
     attach = attach_settings(queue, queue.tls)
