@@ -42,9 +42,15 @@ PYTEST = (
     "no:transfer_queue.storage.conformance.plugin",
 )
 """Without a client's own ``-x``, so that every test has an outcome, and without our own plugin."""
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_OVERRIDE_RESOURCES": '{"CPU": 32}'}
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 32}',
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_register_timeout_seconds": "600",
+}
 """Each run starts a Ray of its own: without a token in the home directory, and with more logical CPUs than a small
-machine has, as each actor of a queue reserves one."""
+machine has, as each actor of a queue reserves one. For each of them Ray would start a worker before any is needed."""
 
 
 def ours() -> Path:
