@@ -6,8 +6,8 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -32,16 +32,18 @@ __all__ = [
 
 _OTHER_FOLDER = "set XDG_STATE_HOME to a writable folder of your own"
 _RECENT_S = 86400.0
-_COMMON_FILES = ("attach.yaml", "policy.yaml", "tq.log", "mooncake_master.log", "trouble.json", CHECKPOINT_STATUS)
-"""Files that every run with a note writes, besides two for each server."""
+_NOTE = "queue.json"
+_RECORD = "files of this queue:\n"
+"""Begin of the file ``lock``: the files that runs of the queue made in its folder follow, a line each."""
 
 
 @contextmanager
-def claim(name: str) -> Iterator[Path]:
+def claim(name: str, files: Sequence[str] = ()) -> Iterator[Path]:
     """The folder of queue ``name``, which is this process's until the end of the block.
 
-    Raises StartError if a process has it, or if it is not this user's. Logs of the last run stay until the next one,
-    which removes those of the servers that the last run noted.
+    ``files``: what the run will write there, besides its note. Logs of the last run stay until the next one, which
+    removes the files that are recorded as the queue's own. Raises StartError if a process has the folder, if it is not
+    this user's, or if it has files of these names that are not recorded.
     """
     folder = state_root() / name
     try:
@@ -52,22 +54,42 @@ def claim(name: str) -> Iterator[Path]:
     try:
         if not _lock(lock):
             raise StartError(f"queue {name} is already running here; stop it with: tq down {name}")
-        for note in ("queue.json", "last.json"):  # the first, if the last run was killed
-            _remove_noted(folder, note)
+        _take_over(folder, lock, [_NOTE, f"{_NOTE}.new", *files])
         yield folder
-        with suppress(FileNotFoundError):
-            (folder / "queue.json").rename(folder / "last.json")
+        (folder / _NOTE).unlink(missing_ok=True)
     finally:
         os.close(lock)
 
 
-def _remove_noted(folder: Path, note: str) -> None:
-    """Remove the files that the note of a former run lists, and the note."""
-    with suppress(FileNotFoundError, msgspec.DecodeError):
-        queue = msgspec.json.decode((folder / note).read_bytes(), type=RunningQueue)
-        servers = [server.name for server in queue.servers if "/" not in server.name]
-        for name in [note, *_COMMON_FILES, *(f"{server}.{kind}" for server in servers for kind in ("log", "json"))]:
-            (folder / name).unlink(missing_ok=True)
+def _take_over(folder: Path, lock: int, files: Sequence[str]) -> None:
+    """Remove the files of former runs, and record ``files`` before any of them is made. Raises StartError."""
+    record = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
+    if record and not record.startswith(_RECORD):
+        raise StartError(f"{folder / 'lock'} belongs to another program; move it away, or {_OTHER_FOLDER}")
+    own = record.removeprefix(_RECORD).splitlines()
+    foreign = [name for name in files if name not in own and _is_there(folder / name)]
+    if foreign:
+        names = ", ".join(foreign)
+        raise StartError(f"{folder} holds files that queue {folder.name} did not make: {names}; move them away")
+    recorded = "\n".join([_RECORD.strip(), *files, ""]).encode()
+    try:
+        for name in own:
+            if _is_there(folder / name):
+                (folder / name).unlink()
+        os.ftruncate(lock, 0)
+        written = os.pwrite(lock, recorded, 0)
+    except OSError as error:
+        where = error.filename or folder / "lock"
+        raise StartError(f"cannot write {where}: {error.strerror}; make room, or {_OTHER_FOLDER}") from None
+    if written < len(recorded):
+        raise StartError(f"cannot write {folder / 'lock'}: the disk is full; make room, or {_OTHER_FOLDER}")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the file exists; in a folder that is a link, it would be somebody else's."""
+    if path.parent.is_symlink():
+        raise StartError(f"{path.parent} is a link; remove it")
+    return os.path.lexists(path)
 
 
 def _lock(descriptor: int) -> bool:
@@ -80,7 +102,7 @@ def _lock(descriptor: int) -> bool:
 
 def write_running(folder: Path, queue: RunningQueue) -> None:
     """Note in its folder that ``queue`` runs. The file appears whole."""
-    write_note(folder / "queue.json", queue)
+    write_note(folder / _NOTE, queue)
 
 
 def read_running() -> list[RunningQueue]:
@@ -94,8 +116,8 @@ def read_ended() -> list[Trouble]:
     ended = []
     for folder in state_root().glob("*/"):
         trouble = read_trouble(folder)
-        if (trouble is None or trouble.state == "restarting") and (folder / "queue.json").exists():
-            at = (folder / "queue.json").stat().st_mtime
+        if (trouble is None or trouble.state == "restarting") and (folder / _NOTE).exists():
+            at = (folder / _NOTE).stat().st_mtime
             trouble = Trouble(folder.name, [], "its tq up was killed, and the servers with it", "failed", at)
         if trouble is not None and trouble.state != "restarting" and folder.name not in running:
             ended.append(trouble)
@@ -111,7 +133,7 @@ def _read(folder: Path) -> RunningQueue | None:
     try:
         if _lock(lock):  # not locked: the file belongs to a run that ended
             return None
-        found = msgspec.json.decode((folder / "queue.json").read_bytes(), type=RunningQueue)
+        found = msgspec.json.decode((folder / _NOTE).read_bytes(), type=RunningQueue)
         return msgspec.structs.replace(found, checkpoint=read_report(folder / CHECKPOINT_STATUS))
     except FileNotFoundError:
         return None  # starting or stopping

@@ -25,6 +25,7 @@ __all__ = ["bring_up", "bring_up_detached"]
 
 _READY = "export TQ_CONFIG_FILE="
 """The line that says that the queue serves, made to be pasted into a shell."""
+_LOG = "tq.log"
 
 
 def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, background: bool = False) -> int:
@@ -35,7 +36,7 @@ def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, backg
     """
     if command and shutil.which(command[0]) is None:  # said now, not once everything has started
         raise ConfigError(f"cannot run {command[0]}: not found, or not executable")
-    with claim(plan.name) as folder:
+    with claim(plan.name, [*plan.files, _LOG]) as folder:
         try:
             return _bring_up(LocalStack(plan, folder), command, console, background=background)
         except OSError as error:
@@ -77,7 +78,7 @@ def _bring_up(stack: LocalStack, command: Sequence[str], console: Console, *, ba
                     console.print("Ctrl-C stops it; programs that use it need:")
                 console.print(f"{_READY}{attach}")
                 if background:
-                    _detach(folder / "tq.log")
+                    _detach(folder / _LOG)
 
             keep(stack, announce)
             stack.note("down", "it was taken down")

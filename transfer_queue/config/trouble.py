@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Trouble", "clear_trouble", "read_trouble", "state_root", "trouble_at", "write_trouble"]
+__all__ = ["TROUBLE_FILE", "Trouble", "clear_trouble", "read_trouble", "state_root", "trouble_at", "write_trouble"]
 
-_NAME = "trouble.json"
+TROUBLE_FILE = "trouble.json"
 _BYTES = 4096
 """Size of the file. It is overwritten in place, which also works on a full disk."""
 
@@ -68,7 +68,7 @@ def write_trouble(folder: Path, trouble: Trouble) -> None:
 
 
 def _write(folder: Path, content: bytes) -> None:
-    descriptor = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / TROUBLE_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, content[:_BYTES].ljust(_BYTES), 0)
     finally:
@@ -78,7 +78,7 @@ def _write(folder: Path, content: bytes) -> None:
 def read_trouble(folder: Path) -> Trouble | None:
     """The last note; None if there is none."""
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(folder / TROUBLE_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             found = os.fstat(descriptor)
             own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
@@ -91,7 +91,7 @@ def read_trouble(folder: Path) -> Trouble | None:
 def _noted() -> list[Path]:
     """Folders of this user's queues that have a note."""
     with suppress(OSError):  # a home that this user may not enter
-        return [path.parent for path in state_root().glob(f"*/{_NAME}")]
+        return [path.parent for path in state_root().glob(f"*/{TROUBLE_FILE}")]
     return []
 
 

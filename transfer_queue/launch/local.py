@@ -28,7 +28,15 @@ from transfer_queue.config.running import CHECKPOINT_STATUS, Restart, read_repor
 from transfer_queue.config.security import ServerSecurity, TlsFiles, namespace_name
 from transfer_queue.config.trouble import Trouble, clear_trouble, write_trouble
 from transfer_queue.errors import ConfigError, StartError
-from transfer_queue.launch.plan import HOST, SERVER_NAME, LocalPlan
+from transfer_queue.launch.plan import (
+    ATTACH_FILE,
+    HOST,
+    MASTER_LOG,
+    POLICY_FILE,
+    SERVER_NAME,
+    TLS_FOLDER,
+    LocalPlan,
+)
 from transfer_queue.launch.process import ServerProcess, stop_all, wait_until_serving, write_private
 from transfer_queue.launch.restarts import Restarts
 from transfer_queue.runtime.sampler import load_sampler
@@ -253,7 +261,7 @@ class LocalStack:
                 f"spec.security.tls: certificates cannot be made here: {error}; install TransferQueue[tls], or set "
                 'tls.mode "off"'
             ) from None
-        folder, now = self.directory / "tls", datetime.now(timezone.utc)
+        folder, now = self.directory / TLS_FOLDER, datetime.now(timezone.utc)
         folder.mkdir(mode=0o700, exist_ok=True)
         authority = certificates.new_authority(f"TransferQueue {self.plan.name}", now - _BACKDATED, _AUTHORITY_LIFE)
         (folder / "ca.crt").write_bytes(authority.certificate)
@@ -264,7 +272,7 @@ class LocalStack:
             both = str(folder / f"{name}.pem")
             return TlsFiles(ca=str(folder / "ca.crt"), certificate=both, key=both)
 
-        policy = self.directory / "policy.yaml"
+        policy = self.directory / POLICY_FILE
         if self.plan.policy is not None:
             policy.write_text(yaml.safe_dump(self.plan.policy.dump(), sort_keys=False))
         servers = ServerSecurity(tls=files("server"), policy_file=None if self.plan.policy is None else str(policy))
@@ -289,7 +297,7 @@ class LocalStack:
                 server=name == "server",
             )
             self._certificate = pair.certificate
-            fresh = self.directory / "tls" / f"{name}.new"
+            fresh = self.directory / TLS_FOLDER / f"{name}.new"
             write_private(fresh, pair.certificate + pair.key)
             fresh.replace(fresh.with_suffix(".pem"))  # one file, so that certificate and key always belong together
 
@@ -325,7 +333,7 @@ class LocalStack:
             metrics_port=master.metrics_port,
             start_timeout=self._timeout_s,
         )
-        self._master = MasterProcess(settings, self.directory / "mooncake_master.log")
+        self._master = MasterProcess(settings, self.directory / MASTER_LOG)
         endpoints = self._master.start()
         exposed = [f"mooncake_master at {address}" for address in self._master.exposed()]
         if not can_confine():
@@ -366,7 +374,7 @@ class LocalStack:
 
     def write_attach_config(self) -> Path:
         """Write the file that ``TQ_CONFIG_FILE`` names for programs that use the queue; returns its path."""
-        path = self.directory / "attach.yaml"
+        path = self.directory / ATTACH_FILE
         write_private(path, yaml.safe_dump(self.attach_config.dump(), sort_keys=False).encode())
         return path
 

@@ -26,9 +26,21 @@ from transfer_queue.config.resource import (
 )
 from transfer_queue.config.running import CHECKPOINT_STATUS
 from transfer_queue.config.security import Policy, ServerSecurity, TlsFiles
+from transfer_queue.config.trouble import TROUBLE_FILE
 from transfer_queue.errors import ConfigError
 
-__all__ = ["HOST", "MEMORY_SHARE", "SERVER_NAME", "LocalPlan", "plan_local", "with_backend"]
+__all__ = [
+    "ATTACH_FILE",
+    "HOST",
+    "MASTER_LOG",
+    "MEMORY_SHARE",
+    "POLICY_FILE",
+    "SERVER_NAME",
+    "TLS_FOLDER",
+    "LocalPlan",
+    "plan_local",
+    "with_backend",
+]
 
 HOST = "127.0.0.1"
 """Address of the servers: a local queue is not reachable from other machines."""
@@ -36,6 +48,8 @@ MEMORY_SHARE = 0.5
 """Share of a machine's free memory for its storage units without their own limit."""
 SERVER_NAME = "localhost"
 """A name of the servers' certificate."""
+ATTACH_FILE, POLICY_FILE, MASTER_LOG, TLS_FOLDER = "attach.yaml", "policy.yaml", "mooncake_master.log", "tls"
+"""Names in the folder of a queue."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,18 @@ class LocalPlan:
             layout="dense" if self.layout == "dense" else "jagged",
             security=AttachSecurity(allow_pickle=self.allow_pickle, tls=self.client_tls, secret=self.secret),
         )
+
+    @property
+    def files(self) -> list[str]:
+        """The files that the processes make in the folder of the queue, besides its identity, journal and arenas."""
+        controllers = ["controller"] if self.shards == 1 else [f"controller-{shard}" for shard in range(self.shards)]
+        servers = [*controllers, *(unit.name for unit in self.units), "checkpoint"]
+        kept = [f"{server}.{kind}" for server in servers for kind in ("json", "log")]
+        kept += [ATTACH_FILE, TROUBLE_FILE, CHECKPOINT_STATUS, f"{CHECKPOINT_STATUS}.new"]
+        kept += [MASTER_LOG] if self.master else []
+        kept += [POLICY_FILE] if self.policy else []
+        pairs = [f"{TLS_FOLDER}/{side}.{kind}" for side in ("server", "client") for kind in ("pem", "new")]
+        return kept + ([f"{TLS_FOLDER}/ca.crt", *pairs] if self.tls else [])
 
     def checkpoint_config(self, folder: Path, *controllers: str, restore: bool) -> CheckpointConfig | None:
         """Settings of the process that restores the queue, if ``restore``, and saves it; None if it has nothing to do.

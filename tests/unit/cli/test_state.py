@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.cli.state import RunningQueue, ServerState, claim, read_running, state_root, write_running
+from transfer_queue.cli.state import RunningQueue, claim, read_running, state_root, write_running
 from transfer_queue.errors import StartError
 
 
@@ -46,15 +46,28 @@ def test_a_name_can_be_claimed_once_at_a_time() -> None:
         pass
 
 
-def test_a_claim_removes_what_the_last_run_noted_and_nothing_else() -> None:
-    with claim("q") as folder:
-        for name in ("storage-7.log", "attach.yaml", "notes.txt", "controller.log"):
+def test_a_claim_removes_what_former_runs_recorded_and_refuses_files_of_others() -> None:
+    recorded = ["storage-7.log", "attach.yaml", "tls/ca.crt"]
+    with claim("q", recorded) as folder:
+        (folder / "tls").mkdir()
+        for name in (*recorded, "notes.txt", "controller.log"):
             (folder / name).write_text("old")
-        queue = RunningQueue("q", 1, "simple", "", "", [ServerState("storage-7", 1), ServerState("../q/notes.txt", 1)])
-        write_running(folder, queue)
-    assert (state_root() / "q" / "storage-7.log").exists()
-    with claim("q") as folder:
-        assert {path.name for path in folder.iterdir()} == {"lock", "notes.txt", "controller.log"}
+        note(folder)
+    assert (folder / "storage-7.log").exists()
+    with claim("q", ["attach.yaml"]):
+        assert {path.name for path in folder.rglob("*")} == {"lock", "tls", "notes.txt", "controller.log"}
+    (folder / "policy.yaml").write_text("mine")
+    (folder / "tls").rmdir()
+    (folder / "tls").symlink_to(folder)
+    with claim("q", ["attach.yaml"]):
+        pass  # the run makes no file of these names
+    for name, told in (("policy.yaml", r"queue q did not make: policy.yaml; move"), ("tls/ca.crt", r"/tls is a link")):
+        with pytest.raises(StartError, match=told), claim("q", [name]):
+            pass
+    (folder / "lock").write_text("mine")
+    with pytest.raises(StartError, match="/lock belongs to another program"), claim("q"):
+        pass
+    assert (folder / "policy.yaml").read_text() == (folder / "lock").read_text() == "mine"
 
 
 def test_a_state_folder_that_others_made_or_may_write_is_refused(tmp_path: Path) -> None:
