@@ -71,7 +71,9 @@ def remove_leftovers() -> None:
         _unmount(mount)
     cgroups.remove_groups()
     if state.exists():  # hundreds of thousands of files, which is slow one by one from here
-        run(["rm", "--recursive", "--force", "--one-file-system", state])
+        remove = ["rm", "--recursive", "--force", "--one-file-system"]
+        run([*remove, *(path for path in state.iterdir() if path.name != MARKER)])
+        run([*remove, state])  # the mark goes last: a removal that is killed can be repeated
 
 
 def _require_ours(state: Path) -> None:
