@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["PrintableFormatter", "log_to_stderr", "printable"]
+__all__ = ["PrintableFormatter", "log_to_stderr", "printable", "printable_lines"]
 
 
 def printable(text: str) -> str:
@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     )
 
 
+def printable_lines(text: str) -> str:
+    """Escape all but line ends, as `printable` does."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 class PrintableFormatter(logging.Formatter):
     """Log lines of a server: each message is one line, and tracebacks hold no control characters."""
 
@@ -38,11 +43,11 @@ class PrintableFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - the name of the base class
-        return "\n".join(printable(line) for line in super().formatException(ei).split("\n"))  # type: ignore[arg-type]
+        return printable_lines(super().formatException(ei))  # type: ignore[arg-type]
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(level: int = logging.WARNING) -> None:
     """Configure a server to log to standard error, in lines without control characters."""
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter())
-    logging.basicConfig(handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler])

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from transfer_queue._printable import log_to_stderr
 from transfer_queue.checkpoint.load import load_queue
 from transfer_queue.checkpoint.save import save_queue
 from transfer_queue.checkpoint.scheduled import begin_next, moments, save_at
@@ -143,7 +144,7 @@ class Saver:
 
 async def serve(config: CheckpointConfig, stop: asyncio.Event, path: str) -> None:
     """Run until ``stop`` is set, which abandons a save in progress. Raises TransferQueueError."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(logging.INFO)
     saver = Saver(config, announce_ready)
     saver.settings = ReloadingFile([path], lambda: load_document(CheckpointConfig, path)).get
 

@@ -14,6 +14,7 @@ from typing import Annotated, Optional
 import msgspec
 import typer
 
+from transfer_queue._printable import printable
 from transfer_queue.cli import checkpoint, data, diagnosis, storage
 from transfer_queue.cli.connection import QueueOption, running_queues
 from transfer_queue.cli.faults import console, faults, say
@@ -134,20 +135,24 @@ def status(queue_name: QueueOption = None, output: OutputOption = Output.table) 
     if not running:
         console.print("no queue is running here")
     for queue in running:
-        typer.echo(f"{queue.name}: {queue.backend} backend, kept by pid {queue.pid}")
+        _echo(f"{queue.name}: {queue.backend} backend, kept by pid {queue.pid}")
         for server in queue.servers:
-            typer.echo(f"  {server.name:<16} pid {server.pid:<8} {server.address}".rstrip())
+            _echo(f"  {server.name:<16} pid {server.pid:<8} {server.address}".rstrip())
         if queue.page:
-            typer.echo(f"  page: {queue.page}")
+            _echo(f"  page: {queue.page}")
         if queue.checkpoint and (last := queue.checkpoint.last):
             saved = (
                 f"{last.rows} rows, {human_bytes(last.bytes)} at {last.time}: {last.url}" if last.url else "none yet"
             )
-            typer.echo(f"  checkpoint: {saved}" + (f" ({last.error})" if last.error else ""))
-        typer.echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
+            _echo(f"  checkpoint: {saved}" + (f" ({last.error})" if last.error else ""))
+        _echo(f"  export TQ_CONFIG_FILE={queue.attach_file}")
     for trouble in read_ended():
         when = datetime.fromtimestamp(trouble.at).strftime("%Y-%m-%d %H:%M:%S")
         say(f"{trouble.queue} ended at {when}: {trouble.reason}")
+
+
+def _echo(text: str) -> None:
+    typer.echo(printable(text))
 
 
 def version() -> None:

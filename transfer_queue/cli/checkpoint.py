@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show
+from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show, unmarked
 from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _progress(what: str) -> Iterator[files.Progress]:
     """A bar on standard error while it is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(unmarked(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

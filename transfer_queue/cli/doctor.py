@@ -9,6 +9,7 @@ from rich.text import Text
 
 from transfer_queue.cli import doctor_machine, doctor_queue
 from transfer_queue.cli.findings import Finding, Subject, fail
+from transfer_queue.cli.output import line
 from transfer_queue.errors import TransferQueueError
 
 __all__ = ["Finding", "Subject", "draw_findings", "examine"]
@@ -53,9 +54,9 @@ def draw_findings(findings: Sequence[Finding]) -> list[Any]:
     colors = {"ok": "green", "warn": "yellow", "fail": "red"}
     lines: list[Any] = []
     for finding in findings:
-        lines.append(Text.assemble((f"{finding.state:<5}", colors[finding.state]), f"{finding.check}: {finding.text}"))
+        lines.append(Text(f"{finding.state:<5}", colors[finding.state]) + line(f"{finding.check}: {finding.text}"))
         if finding.fix:
-            lines.append(Text(f"      fix: {finding.fix}"))
+            lines.append(line(f"      fix: {finding.fix}"))
     counts = {state: sum(finding.state == state for finding in findings) for state in colors}
     lines.append(Text(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures", "bold"))
     return lines

@@ -11,12 +11,24 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from transfer_queue._printable import printable
 
-__all__ = ["WIDE", "Output", "OutputOption", "asked_width", "human_bytes", "make_table", "show"]
+__all__ = [
+    "WIDE",
+    "Output",
+    "OutputOption",
+    "asked_width",
+    "dumped",
+    "human_bytes",
+    "line",
+    "make_table",
+    "show",
+    "unmarked",
+]
 
 
 WIDE = 300
@@ -40,11 +52,11 @@ def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]], *, wi
     Lines stay whole in a file or a pipe, unless ``width`` limits them.
     """
     if output is Output.json:
-        typer.echo(_dumped(lambda ascii_only: json.dumps(document, indent=2, default=str, ensure_ascii=ascii_only)))
+        typer.echo(dumped(lambda ascii_only: json.dumps(document, indent=2, default=str, ensure_ascii=ascii_only)))
     elif output is Output.yaml:
         plain = json.loads(json.dumps(document, default=str))
         typer.echo(
-            _dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only)), nl=False
+            dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only)), nl=False
         )
     else:
         console = Console(highlight=False)
@@ -53,7 +65,7 @@ def show(document: Any, output: Output, draw: Callable[[], Sequence[Any]], *, wi
         for part in draw():
             text = isinstance(part, str)
             whole = not width and (text or isinstance(part, Text))
-            console.print(Text(printable(part)) if text else part, soft_wrap=whole)
+            console.print(line(part) if text else part, soft_wrap=whole)
 
 
 def asked_width() -> int | None:
@@ -62,10 +74,20 @@ def asked_width() -> int | None:
     return int(columns) if columns.isdecimal() and int(columns) else None
 
 
-def _dumped(dump: Callable[[bool], str]) -> str:
+def dumped(dump: Callable[[bool], str]) -> str:
     """Return ``dump(False)``, with letters of all languages, or ``dump(True)`` if a character is not printable."""
     text = dump(False)
     return text if text.replace("\n", "").isprintable() else dump(True)
+
+
+def line(text: str, style: str = "") -> Text:
+    """One line, without control characters and markup."""
+    return Text(printable(text), style)
+
+
+def unmarked(text: str) -> str:
+    """The same for what takes a string with markup."""
+    return escape(printable(text))
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
@@ -75,7 +97,7 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str
         numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
         table.add_column(printable(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
+        table.add_row(*(line(str(cell)) for cell in row))
     return table
 
 

@@ -7,18 +7,16 @@ import math
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from transfer_queue._printable import printable
 from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.output import human_bytes
+from transfer_queue.cli.output import human_bytes, unmarked
 
 __all__ = ["drain"]
 
 
 def _draining(unit: str) -> str:
-    return f"draining {escape(printable(unit))}"
+    return unmarked(f"draining {unit}")
 
 
 def drain(

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transfer_queue._printable import printable
 from transfer_queue.config.document import Document, load_document
 from transfer_queue.config.trouble import Trouble, write_trouble
 from transfer_queue.config.variables import event_loop
@@ -106,7 +107,7 @@ def run_process(model: type[D], main: Callable[[D, asyncio.Event, str], Awaitabl
         if arguments.die_with_parent:  # its log may be on the full disk
             print("ENDED " + json.dumps({"error": str(error)}), flush=True)
         with suppress(OSError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
         return 1
     finally:
         _end_tasks(loop)

@@ -16,7 +16,7 @@ import yaml
 from tq_operator.kubectl.parts import Part
 from transfer_queue._printable import printable
 from transfer_queue.cli.faults import console, faults, say
-from transfer_queue.cli.output import Output, OutputOption, show
+from transfer_queue.cli.output import Output, OutputOption, show, unmarked
 from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.errors import ConfigError, ConnectionLostError, TransferQueueError, WaitTimeoutError
 
@@ -262,10 +262,10 @@ def drain(
 
     with _cluster(kubeconfig, context, namespace) as access:
         document = access.queue(queue)
-        with console.status(f"draining {unit}") as shown:
+        with console.status(unmarked(f"draining {unit}")) as shown:
 
             def progress(words: str) -> None:
-                shown.update(f"draining {unit}: {words}")
+                shown.update(unmarked(f"draining {unit}: {words}"))
 
             said = run(access, document, unit, timeout_s=timeout, cancel=cancel, progress=progress)
         say(said)
@@ -299,7 +299,7 @@ def failover(
                 timeout_s=timeout,
                 allow_data_loss=allow_data_loss,
                 force=force,
-                progress=lambda words: shown.update(f"replacing the {part.value}: {words}"),
+                progress=lambda words: shown.update(unmarked(f"replacing the {part.value}: {words}")),
             )
         say(f"{part.value}: {new} serves in place of {old}; Ready after {time.monotonic() - began:.1f} s")
 
@@ -325,7 +325,7 @@ def support_bundle(
         target = file or Path(f"{queue}-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
         with console.status("looking for what is wrong") as shown:
             findings = examine(Surroundings(access, queue, lambda each: _picture(access, each)))
-            files = collect(access, document, findings, lambda what: shown.update(f"reading {what}"))
+            files = collect(access, document, findings, lambda what: shown.update(unmarked(f"reading {what}")))
         write_archive(target, files)
         typer.echo(target)
         say(f"{len(files)} files without secrets; look through them before you pass them on")

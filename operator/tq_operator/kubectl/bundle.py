@@ -25,6 +25,8 @@ from tq_operator.plan.names import INJECTED_ANNOTATION
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import ClusterError
 from transfer_queue import __version__
+from transfer_queue._printable import printable_lines
+from transfer_queue.cli.output import dumped
 from transfer_queue.errors import ConfigError
 
 __all__ = ["collect", "write_archive"]
@@ -138,9 +140,11 @@ def collect(
 
 
 def _written(content: Any, redactor: Redactor) -> str:
+    """As people read it on a terminal too: without control characters."""
     if not isinstance(content, str):
-        content = yaml.safe_dump(redactor.strings(content), sort_keys=False, allow_unicode=True)
-    return redactor.text(content)
+        plain = redactor.strings(content)
+        content = dumped(lambda ascii_only: yaml.safe_dump(plain, sort_keys=False, allow_unicode=not ascii_only))
+    return printable_lines(redactor.text(content))
 
 
 def write_archive(file: Path, files: dict[str, str]) -> None:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from rich.text import Text
-
 from tq_operator.kubectl.access import Access, is_ready, part_of
 from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import ClusterError
-from transfer_queue.cli.output import make_table
+from transfer_queue.cli.output import line, make_table
 
 __all__ = ["bindings_of", "draw_overview", "overview", "pod_summary", "restarts"]
 
@@ -100,10 +98,10 @@ def bindings_of(access: Access, namespace: str, queue: str) -> list[dict[str, An
 def draw_overview(seen: dict[str, Any]) -> Sequence[Any]:
     """As tables."""
     head = f"{seen['name']} in {seen['namespace']}   {seen['backend'] or 'not looked at yet'}   {seen['transport']}"
-    parts: list[Any] = [Text(head.rstrip(), "bold")]
+    parts: list[Any] = [line(head.rstrip(), "bold")]
     if seen["observedGeneration"] < seen["generation"]:
         text = f"the operator has taken up generation {seen['observedGeneration']} of {seen['generation']}"
-        parts.append(Text(text, "yellow"))
+        parts.append(line(text, "yellow"))
     conditions = [
         [each["type"], each["status"], each["reason"], _age(each.get("lastTransitionTime")), each.get("message", "")]
         for each in seen["conditions"]
@@ -132,17 +130,17 @@ def draw_overview(seen: dict[str, Any]) -> Sequence[Any]:
     if pods:
         parts += ["", make_table(["PART", "READY", "POD", "PHASE", "RESTARTS", "NODE", "ADDRESS", "AGE"], pods)]
     if seen["leader"]:
-        parts.append(Text(f"{seen['leader']} leads the masters"))
+        parts.append(line(f"{seen['leader']} leads the masters"))
     if seen["endpoints"]:
         parts += ["", make_table(["ENDPOINT", "ADDRESS"], [[*item] for item in seen["endpoints"].items()])]
     storage = seen["storage"]
     if storage["capacity"]:
         units = f"{storage['ready'] or 0} of {storage['replicas']} storage units ready"
-        parts += ["", Text(f"{units}, {storage['used'] or 'an unknown part'} of {storage['capacity']} used")]
+        parts += ["", line(f"{units}, {storage['used'] or 'an unknown part'} of {storage['capacity']} used")]
     if last := seen["lastCheckpoint"]:
         saved = f"last checkpoint {_age(last['time'])} ago: {last['rows']} rows, {last['url']}" if "url" in last else ""
-        parts.append(Text("; ".join(filter(None, (saved, last.get("error"))))))
-    parts.append(Text(f"{seen['injected']} pods were given the queue"))
+        parts.append(line("; ".join(filter(None, (saved, last.get("error"))))))
+    parts.append(line(f"{seen['injected']} pods were given the queue"))
     if seen["bindings"]:
         rows = [[each[key] for key in ("namespace", "name", "bound", "reason")] for each in seen["bindings"]]
         parts += ["", make_table(["NAMESPACE", "BINDING", "BOUND", "REASON"], rows)]

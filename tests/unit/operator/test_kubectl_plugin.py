@@ -17,13 +17,17 @@ from tests.unit.operator.queues import IMAGES, queue
 from tests.unit.operator.signals import same_signals
 from tq_operator.kubectl import complete, main
 from tq_operator.kubectl.access import Access
-from tq_operator.kubectl.bundle import _metrics_ports
+from tq_operator.kubectl.bundle import _metrics_ports, _written
 from tq_operator.kubectl.checks import FIXES, certificate_findings
 from tq_operator.kubectl.forwarding import choose_ports, is_controller_port
 from tq_operator.kubectl.logs import parse_duration
+from tq_operator.kubectl.overview import draw_overview
+from tq_operator.kubectl.redaction import Redactor
 from tq_operator.kubectl.streams import Forwarder
 from tq_operator.plan.children import desired_children
 from tq_operator.runtime.cluster import ClusterError
+from transfer_queue.cli.doctor import Finding, draw_findings
+from transfer_queue.cli.output import Output, show
 from transfer_queue.errors import ConfigError
 
 
@@ -199,6 +203,35 @@ def test_doctor_knows_a_fix_for_every_reason_in_the_docs() -> None:
     reasons = {name for cell in re.findall(r"^\| (`.+?) \|", table, re.M) for name in re.findall(r"`(\w+)`", cell)}
     assert len(reasons) > 10
     assert reasons - FIXES.keys() == set()
+
+
+HOSTILE = "s3://x\x1b[2J\u202e\r\nok   controller: [red]forged"
+
+
+def test_texts_of_others_reach_no_terminal_as_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = {
+        "name": "q",
+        "namespace": "n",
+        "backend": HOSTILE,
+        "transport": "",
+        "generation": 2,
+        "observedGeneration": 1,
+        "conditions": [{"type": "Degraded", "status": "True", "reason": "Broken", "message": HOSTILE}],
+        "parts": [],
+        "leader": HOSTILE,
+        "endpoints": {"controller": HOSTILE},
+        "storage": {"ready": 1, "replicas": 1, "used": HOSTILE, "capacity": "1Gi"},
+        "lastCheckpoint": {"time": "2026-01-01T00:00:00Z", "rows": 1, "url": HOSTILE, "error": HOSTILE},
+        "injected": 0,
+        "bindings": [{"namespace": "n", "name": "b", "bound": "True", "reason": HOSTILE, "message": ""}],
+    }
+    findings = [Finding("controller", "fail", HOSTILE, HOSTILE)]
+    for draw in (lambda: draw_overview(seen), lambda: draw_findings(findings), lambda: [HOSTILE]):
+        show(seen, Output.table, draw)
+    said = capsys.readouterr().out
+    said += _written(HOSTILE.replace("\n", ""), Redactor()) + _written({"log": HOSTILE}, Redactor())
+    assert said.count("[2J") == 13
+    assert all(line.isprintable() and not line.startswith("ok   ") for line in said.split("\n")), said
 
 
 def test_a_port_is_forwarded_from_an_address_of_ipv6_too() -> None:
