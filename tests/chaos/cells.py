@@ -228,11 +228,15 @@ def _unit_link(arena: Arena) -> Proxy:
 # ------------------------------------------------------------------------------------------------------------ resources
 
 
+_INDEX_BYTES = 2048
+"""Less than an index has before it is rewritten, and room for a line of the log."""
+
+
 def _no_room_for_index(arena: Arena) -> None:
     """The unit cannot write down what it holds: puts go to the other one. Then it is killed: all of it is there."""
     unit = _unit(arena)
-    size = (arena.stack.arenas / "u0.index").stat().st_size
-    limits = resource.prlimit(unit.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    os.truncate(unit.log, 0)  # the limit holds for the log, too
+    limits = resource.prlimit(unit.process.pid, resource.RLIMIT_FSIZE, (_INDEX_BYTES, resource.RLIM_INFINITY))
     wait_until(lambda: "takes no more" in unit.log.read_text(), "the unit says so", DEADLINE_S)
     wait_for_rows(arena.load, 100, "puts go to the other unit")
     resource.prlimit(unit.process.pid, resource.RLIMIT_FSIZE, limits)

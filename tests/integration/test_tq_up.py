@@ -27,7 +27,7 @@ from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import load_document
 from transfer_queue.config.resource import load
 from transfer_queue.control.directory import shard_of
-from transfer_queue.errors import ConfigError, ConnectionLostError
+from transfer_queue.errors import ConfigError, ConnectionLostError, JournalWriteError
 from transfer_queue.launch.local import SHARED_MEMORY
 
 PUT_AND_GET = """
@@ -55,6 +55,16 @@ def make(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], QueueCommand]]:
         for process in left:
             process.kill()
         assert not left, f"left running: {left}"
+        assert unrecorded(queue) == set()
+
+
+def unrecorded(queue: QueueCommand) -> set[str]:
+    """Files in the folder of a queue that its record does not list; journal and arenas have headers of their own."""
+    folder = queue.state / "transferqueue" / "test"
+    recorded = (folder / "lock").read_text().splitlines() if (folder / "lock").exists() else []
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    others = {path for path in found if path.parts[0] not in ("identity", "journal", "arenas", "lock")}
+    return {str(path) for path in others} - {*recorded}
 
 
 @pytest.fixture
@@ -450,6 +460,26 @@ def test_a_journal_that_cannot_be_written_is_told_and_the_controller_started_aga
     log = (simple.state / "transferqueue" / "test" / "tq.log").read_text()
     assert "controller ended: cannot write the journal in " in log
     assert "it is restarted now, with its rows" in log
+    assert simple.run("down").returncode == 0
+    shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
+
+
+def test_a_put_that_the_journal_has_no_room_for_is_told_why_at_once(simple: QueueCommand) -> None:
+    simple.resource["spec"]["controller"]["durability"] = "process"
+    simple.write()
+    up = simple.run("up", "-f", str(simple.file), "--detach")
+    attach = Path(last_line(up.stderr).removeprefix("export TQ_CONFIG_FILE="))
+    client = tq.TransferQueueClient("test", load_document(AttachConfig, attach))
+    (journal,) = (attach.parent / "journal").glob("segment-*")
+    room = journal.stat().st_size + 20_000
+    keeper = psutil.Process(json.loads(simple.run("status", "-o", "json").stdout)[0]["pid"])
+    for process in (keeper, simple.named("controller.json")):
+        process.rlimit(psutil.RLIMIT_FSIZE, (room, room))
+    tags = [{"note": "x" * 200}] * 1000
+    with pytest.raises(JournalWriteError, match=r"cannot write the journal in .*: File too large; make room"):
+        client.put({"x": torch.arange(1000)}, partition_id="p", custom_meta=tags)
+    assert client.put({"x": torch.arange(3)}, partition_id="p").size == 3
+    client.close()
     assert simple.run("down").returncode == 0
     shutil.rmtree(SHARED_MEMORY / f"transferqueue-{os.getuid()}" / "test")
 

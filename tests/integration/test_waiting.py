@@ -21,7 +21,8 @@ import transfer_queue as tq
 from tests import preloaded
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
-from transfer_queue.errors import ConnectionLostError
+from transfer_queue.client.locks import taking
+from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.launch.local import LocalStack, default_plan
 
 
@@ -282,6 +283,24 @@ def test_who_waits_for_a_dead_server_is_told_which_and_why(
                 call()
             told = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
             assert any(dead in text and "since" in text and "until" in text for text in told), told
+        client.close()
+
+
+def test_waits_with_a_timeout_end_in_time_while_the_controller_is_dead() -> None:
+    with preloaded.servers(), LocalStack(default_plan(units=1, unit_capacity=1 << 20)).start() as stack:
+        client = tq.TransferQueueClient("c", stack.attach_config)
+        controller = stack.processes[0]
+        os.kill(controller.pid, signal.SIGKILL)
+        dead = f"no answer within 1 s: cannot reach the controller at {stack.controller_address}: "
+
+        async def fetch() -> None:
+            await client.async_get_meta(["x"], 1, "p", task_name="t", timeout=1)
+
+        calls = [lambda: client.get_meta(["x"], 1, "p", task_name="t", timeout=1), lambda: asyncio.run(fetch())]
+        calls.append(lambda: client.run(taking, client.engine, ["k"], "p", 1.0, 30.0))
+        for call in calls:
+            with pytest.raises(WaitTimeoutError, match=re.escape(dead)):
+                call()
         client.close()
 
 

@@ -28,6 +28,7 @@ from transfer_queue.errors import (
     ConnectionLostError,
     DataLostError,
     InvalidInputError,
+    JournalWriteError,
     RequestError,
     StorageKeyNotFoundError,
     TransferQueueError,
@@ -175,12 +176,14 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------------------------- control
 
-    async def request(self, command: Command, timeout_s: float) -> Reply:
+    async def request(self, command: Command, timeout_s: float, reach_s: float | None = None) -> Reply:
         """See ControllerSession.request."""
-        return await self._session.request(command, timeout_s)
+        return await self._session.request(command, timeout_s, reach_s)
 
-    async def fetch(self, command: Fetch, timeout_s: float) -> Batch:
-        reply = await self._session.request(command, command.timeout_s + timeout_s + _MARGIN_S)
+    async def fetch(self, command: Fetch, timeout_s: float, *, strict: bool = False) -> Batch:
+        """``strict``: the wait ends in time also if the controller cannot be reached, with WaitTimeoutError."""
+        reach_s = command.timeout_s if strict else None
+        reply = await self._session.request(command, command.timeout_s + timeout_s + _MARGIN_S, reach_s)
         assert isinstance(reply, Batch)
         return reply
 
@@ -225,7 +228,7 @@ class Engine:
     ) -> Committed:
         try:
             reply = await self._session.request(commit, commit.wait_s + timeout_s)
-        except (ConnectionLostError, WaitTimeoutError):
+        except (ConnectionLostError, JournalWriteError, WaitTimeoutError):
             # Perhaps committed; blocks that are not go with this writer's session, or when the controller says so.
             self._device_units.doubt([ref for ref, _ in refs])
             raise

@@ -30,11 +30,11 @@ class Fetches:
         self._polls: dict[tuple[str, ...], float] = {}
         """(task, partition, *fields) of polls that were empty last -> the time of the first of them."""
 
-    async def fetch(self, fetch: Fetch) -> Batch:
-        """The rows. Raises what the controller raised, and ConnectionLostError."""
+    async def fetch(self, fetch: Fetch, *, strict: bool) -> Batch:
+        """The rows. Raises what the controller raised, and ConnectionLostError. ``strict``: see ``Engine.fetch``."""
         watch = asyncio.ensure_future(self._watch(fetch)) if fetch.timeout_s > _PATIENCE_S else None
         try:
-            batch = await self._engine.fetch(fetch, self._request_s)
+            batch = await self._engine.fetch(fetch, self._request_s, strict=strict)
             if fetch.timeout_s == 0:
                 await self._polled(fetch, batch)
             return batch

@@ -71,7 +71,7 @@ class GlobalLock:
         """On the I/O loop."""
         sent = time.monotonic()
         command = Lock(self.partition_id, self.keys, wait_s, self.lease_s)
-        reply = await self._engine.request(command, wait_s + _REQUEST_S)
+        reply = await self._engine.request(command, wait_s + _REQUEST_S, wait_s or None)
         assert isinstance(reply, Value)
         self.number = int(reply.value["lock"])
         self.fence = dict.fromkeys(self.keys, self.number)

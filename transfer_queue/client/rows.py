@@ -207,9 +207,8 @@ class RowOperations:
             metadata._located = Batch(batch.indexes, locations=batch.locations)
             return metadata
 
-        return Operation(
-            self._fetches.fetch(fetch), finish, span=lambda: {"partition": partition_id, "task": fetch.task}
-        )
+        work = self._fetches.fetch(fetch, strict=bool(options.timeout))
+        return Operation(work, finish, span=lambda: {"partition": partition_id, "task": fetch.task})
 
     async def _look_up(self, partition: str, fields: list[str]) -> Batch:
         """All rows of a partition; a field that none of them has is warned of."""

@@ -19,6 +19,7 @@ from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
     ConfigError,
     ConnectionLostError,
+    JournalWriteError,
     NotAuthorizedError,
     NotInitializedError,
     TransferQueueError,
@@ -51,6 +52,8 @@ _SILENT_S = 5.0
 _FIRST_REQUEST = 1000
 """Request ids of the session; connections use lower ones for the handshake."""
 _ADVICE = "check that the controller runs and that TQ_CONFIG_FILE or TQ_CONTROLLER_ADDRESS names it"
+_IN_DOUBT_S = 300.0
+"""Time for which a fetch of unknown outcome can be asked for again."""
 _SILENCE_S = 2.0
 """Time of the first attach after which a warning says what this process waits for."""
 
@@ -87,6 +90,9 @@ class ControllerSession:
         self._reconnecting: asyncio.Task[None] | None = None
         self._failure: TransferQueueError | None = None
         self._pending: dict[int, None] = {}
+        self._in_doubt: dict[int, tuple[Fetch, float]] = {}  # given up, though the controller may have carried them out
+        self._lost_at = 0.0
+        self._last_words = ""  # of a controller that ends
         self._announced: dict[int, int] = {}  # block -> unit
         self._next_request = _FIRST_REQUEST
         self._closed = False
@@ -133,6 +139,7 @@ class ControllerSession:
 
     def start(self) -> None:
         """Begin to connect; requests wait for it."""
+        self._lost_at = asyncio.get_running_loop().time()
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(at_once=True))
 
     async def welcomed(self, timeout_s: float) -> None:
@@ -195,21 +202,32 @@ class ControllerSession:
         """The controller knows more of this block than that it was announced."""
         self._announced.pop(block, None)
 
-    async def request(self, command: Command, timeout_s: float) -> Reply:
+    async def request(self, command: Command, timeout_s: float, reach_s: float | None = None) -> Reply:
         """Carry out ``command``, across reconnects, at most once.
 
         Raises what the controller raised; ConnectionLostError if it stays unreachable for ``timeout_s`` seconds, or
-        was restarted while a command that changes something was under way; WaitTimeoutError.
+        was restarted while a command that changes something was under way; JournalWriteError if it cannot keep a put
+        after a restart either; WaitTimeoutError, also after ``reach_s`` seconds if the controller is unreachable then.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        reach = deadline if reach_s is None else loop.time() + reach_s
         fetch_until = loop.time() + command.timeout_s if isinstance(command, Fetch) else 0.0
-        request = self._new_request()
+        doubted = self._take_up(command, loop.time()) if self._in_doubt else 0
+        request = doubted or self._new_request()
         self._pending[request] = None
-        first_writer = 0
+        first_writer = refused = 0
         try:
             while True:
-                connection = await self._connection_until(deadline)
+                try:
+                    connection = await self._connection_until(min(deadline, reach))
+                except ConnectionLostError as error:
+                    for_long = reach_s is None or loop.time() - self._lost_at > timeout_s - reach_s
+                    if for_long or self._ended or self._gone:
+                        raise
+                    if isinstance(command, Fetch) and (doubted or first_writer):
+                        self._in_doubt[request] = command, loop.time()
+                    raise WaitTimeoutError(f"no answer within {reach_s:g} s: {error}") from None
                 if first_writer and first_writer != self.writer and command.mutates:
                     raise ConnectionLostError(
                         f"the {self._what} at {self.address} was restarted or gave this client up while "
@@ -227,6 +245,11 @@ class ControllerSession:
                             floor=next(iter(self._pending)),
                         )
                     return reply  # type: ignore[no-any-return]
+                except JournalWriteError as error:  # the controller ends, and what starts it again may make room
+                    if refused:
+                        raise
+                    refused, self._last_words = 1, str(error)
+                    log.warning("the %s at %s: %s; asking again once it is back", self._what, self.address, error)
                 except ConnectionLostError:
                     if not connection.closed:
                         raise  # the controller's own answer
@@ -234,7 +257,20 @@ class ControllerSession:
                     connection.send(Cancel(request))
                     raise
         finally:
-            del self._pending[request]
+            if request not in self._in_doubt:
+                del self._pending[request]
+
+    def _take_up(self, command: Command, now: float) -> int:
+        """The number of a request for the same rows that was given up, so that no rows of it are lost; else 0."""
+        for request, (fetch, since) in list(self._in_doubt.items()):
+            same = isinstance(command, Fetch) and msgspec.structs.replace(command, timeout_s=fetch.timeout_s) == fetch
+            if same or now - since > _IN_DOUBT_S:
+                del self._in_doubt[request]
+            if same:
+                return request
+            if request not in self._in_doubt:
+                del self._pending[request]
+        return 0
 
     async def transfer(
         self, message: Any, payload: Sequence[memoryview | bytes], timeout_s: float
@@ -267,7 +303,7 @@ class ControllerSession:
     def _reason(self) -> str:
         reason = str(self._failure) if self._failure else f"cannot reach the {self._what} at {self.address}"
         trouble = self._trouble()
-        return f"{reason}; {trouble.text}" if trouble else reason
+        return "; ".join(filter(None, [reason, trouble.text if trouble else self._last_words]))
 
     def _trouble(self) -> Trouble | None:
         """What is noted of this session's own queue."""
@@ -338,7 +374,7 @@ class ControllerSession:
             self._announced.clear()
         for block, unit in self._announced.items():
             connection.send(Announce(unit, block))
-        self._failure, self._ended = None, ""
+        self._failure, self._ended, self._last_words = None, "", ""
         self._changed(self.welcome.units if connection.context is None else connection.context)
         self._connected.set()
 
@@ -378,6 +414,7 @@ class ControllerSession:
         if connection is self._connection:
             self._connection = None
             self._connected.clear()
+            self._lost_at = asyncio.get_running_loop().time()
             if not self._closed:
                 self._failure = connection.lost_error()
                 self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(at_once=False))

@@ -68,13 +68,13 @@ class ShardedEngine:
         names = (f"{name}.{number}" for number in itertools.count())
         return next(found for found in names if shard_of(found, shards) == shard_of(partition, shards))
 
-    async def request(self, command: Command, timeout_s: float) -> Reply:
+    async def request(self, command: Command, timeout_s: float, reach_s: float | None = None) -> Reply:
         if not spans(command):
-            return await self._of(command).request(command, timeout_s)
+            return await self._of(command).request(command, timeout_s, reach_s)
         return merge_values(await asyncio.gather(*(engine.request(command, timeout_s) for engine in self.engines)))
 
-    async def fetch(self, command: Fetch, timeout_s: float) -> Batch:
-        return await self._of(command).fetch(command, timeout_s)
+    async def fetch(self, command: Fetch, timeout_s: float, *, strict: bool = False) -> Batch:
+        return await self._of(command).fetch(command, timeout_s, strict=strict)
 
     async def put(
         self, block: EncodedBlock | None, commit: Commit, *, timeout_s: float, device: torch.device | None = None

@@ -34,7 +34,8 @@ class GroupCommit:
 
     ``sync``: kept means on the disk; waits for it in ``executor``. ``state``: fixes the state of now
     for a snapshot, and returns what waits for its encoding (`transfer_queue.runtime.cut.cut`).
-    ``failed``: called once if the journal cannot be written; nothing is acknowledged afterwards.
+    ``failed``: called once if the journal cannot be written; nothing is acknowledged afterwards. ``unkept``: called
+    before it for each action that waited for a batch of which nothing was written.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GroupCommit:
         sync: bool,
         state: Callable[[], Callable[[], Buffer]],
         failed: Callable[[JournalWriteError], None],
+        unkept: Callable[[Action, JournalWriteError], None] = lambda action, error: None,
         compact_bytes: int = COMPACT_BYTES,
     ) -> None:
         self._journal = journal
@@ -54,6 +56,7 @@ class GroupCommit:
         self._sync = sync
         self._state = state
         self._failed = failed
+        self._unkept = unkept
         self._compact_bytes = compact_bytes
         self._entries: list[Record] = []
         self._actions: list[Action] = []
@@ -86,6 +89,8 @@ class GroupCommit:
             try:
                 self._journal.append([encode_batch(entries)])
             except JournalWriteError as error:
+                for action in self._actions:
+                    self._unkept(action, error)
                 self._fail(error)
 
     def _schedule(self) -> None:

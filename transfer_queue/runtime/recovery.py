@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from transfer_queue.control.commands import Committed
 from transfer_queue.control.records import Record, UnitJoined, UnitLost
 from transfer_queue.errors import ConfigError, CorruptJournalError, JournalWriteError
 from transfer_queue.journal import Journal
+from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.cut import cut, is_large
-from transfer_queue.runtime.durable import COMPACT_BYTES, GroupCommit
+from transfer_queue.runtime.durable import COMPACT_BYTES, Action, GroupCommit
 from transfer_queue.runtime.entries import (
     BlocksFenced,
     KeptReply,
@@ -86,10 +88,17 @@ def attach_journal(
     """Restore ``controller`` from ``journal`` and let it write there from now on. Raises CorruptJournalError."""
     recover(controller, journal, loop.time())
     controller.journal = GroupCommit(
-        journal, loop, executor, sync=sync, failed=failed, compact_bytes=compact_bytes,
+        journal, loop, executor, sync=sync, failed=failed, unkept=_refuse_put, compact_bytes=compact_bytes,
         state=lambda: cut(lambda: saved_state(controller), is_large(controller.core)),
     )  # fmt: skip
     controller.record(RunBegan(controller.run))
+
+
+def _refuse_put(action: Action, error: JournalWriteError) -> None:
+    """Tell the client of a put why it was not kept. Other requests are asked again when the controller is back."""
+    (call, arguments), connection = action, getattr(action[0], "__self__", None)
+    if call.__name__ == "reply" and isinstance(connection, Connection) and isinstance(arguments[1], Committed):
+        connection.fail(arguments[0], error)
 
 
 def saved_state(controller: Controller) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.controllers import serving
@@ -15,8 +16,8 @@ from tests.waiting import until
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.config.trouble import Trouble, write_trouble
-from transfer_queue.control.commands import ListPartitions, Value
-from transfer_queue.errors import ConnectionLostError, NotInitializedError
+from transfer_queue.control.commands import Fetch, ListPartitions, Value
+from transfer_queue.errors import ConnectionLostError, NotInitializedError, WaitTimeoutError
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import UnitInfo
@@ -32,14 +33,15 @@ class Controller:
     def __init__(self, more: Callable[[Connection, int], None] = lambda connection, number: None) -> None:
         self.more = more
         self.welcomed = 0
-        self.held = 0
+        self.held = self.fetches = 0
         self.announced: dict[Connection, list[int]] = {}
 
     def on_request(self, connection: Connection, request: int, body: Any, *_: Any) -> None:
         if isinstance(body, Look):
             connection.reply(request, Value("a look"))
-        elif isinstance(body, ListPartitions):
+        elif isinstance(body, ListPartitions | Fetch):
             self.held = request
+            self.fetches += isinstance(body, Fetch)
         else:
             self.welcomed += 1
             connection.reply(request, Welcome("controller", name="q", run="r", writer=1))
@@ -114,6 +116,32 @@ async def test_the_end_of_a_session_reaches_what_waits_for_a_connection() -> Non
     session.close()
     with pytest.raises(NotInitializedError, match="is closed"):
         await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_a_fetch_that_was_given_up_while_its_answer_was_on_the_way_is_asked_for_again() -> None:
+    rows = Fetch("p", ["x"], 1, "t", timeout_s=0.2)
+    controller = Controller()
+    async with attaching(controller) as (session, connections):
+        await session.open(10.0)
+        first = asyncio.ensure_future(session.request(rows, 60.0, 0.2))
+        await until(lambda: controller.fetches == 1)
+        address, session._addresses = session._addresses, ["127.0.0.1:1"]
+        connections[0].close()
+        with pytest.raises(WaitTimeoutError, match=r"no answer within 0.2 s: .*127.0.0.1:1"):
+            await first
+        lost = controller.held
+        session._addresses = address
+        other = asyncio.ensure_future(session.request(Fetch("p", ["y"], 1, "t"), 60.0))
+        await until(lambda: controller.fetches == 2)
+        assert controller.held != lost
+        again = asyncio.ensure_future(session.request(msgspec.structs.replace(rows, timeout_s=0.0), 60.0))
+        await until(lambda: controller.fetches == 3)
+        assert controller.held == lost
+        for waiting in (other, again):
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+        assert not session._pending
 
 
 async def test_attaching_that_is_given_up_ends() -> None:
