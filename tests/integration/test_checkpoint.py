@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +21,17 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from tests import preloaded
+from tests.integration.checkpoint_saver import change
 from tests.integration.queue_command import QueueCommand
 from tests.integration.stack import ROOT, Stack, running_stack
 from tests.waiting import wait_until
 from transfer_queue.checkpoint import save
+from transfer_queue.checkpoint.directory import CheckpointDirectory, open_directory
+from transfer_queue.checkpoint.files import FileEntry, read_manifest
+from transfer_queue.checkpoint.load import load_queue
+from transfer_queue.checkpoint.save import save_queue
+from transfer_queue.checkpoint.scheduled import save_next
+from transfer_queue.checkpoint.series import Series, newest
 from transfer_queue.client.operation import Operation
 from transfer_queue.errors import (
     CheckpointError,
@@ -115,6 +123,75 @@ def test_everything_comes_back_in_another_number_of_units(tmp_path: Path, attach
         for partition in tq.get_client().get_partition_list():
             tq.get_client().clear_partition(partition)
         wait_until(lambda: stack.used() == 0, "storage is freed")
+
+
+def test_a_save_writes_what_changed_since_the_last_one_and_each_comes_back_byte_for_byte(
+    tmp_path: Path, attach: Callable[[Stack], None]
+) -> None:
+    series = Series(str(tmp_path), "queue")
+    keys = [str(number) for number in range(1000)]
+    written = []
+
+    def put(keys: list[str], seed: int) -> None:
+        values = torch.randn(len(keys), 2048, generator=torch.Generator().manual_seed(seed))
+        tq.kv_batch_put(keys, "p", TensorDict({"x": values}, [len(keys)]))
+
+    def save(directory: CheckpointDirectory, former: CheckpointDirectory | None) -> None:
+        known = {path for path in tmp_path.rglob("*") if path.is_file()}
+        save_queue(tq.get_client(), directory, former=former)
+        written.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and path not in known))
+
+    def rows() -> torch.Tensor:
+        return tq.kv_batch_get(keys, "p", layout="dense")["x"]
+
+    with running_stack(units=2, capacity="32Mi") as stack:
+        attach(stack)
+        for start in range(0, 1000, 100):
+            put(keys[start : start + 100], start)
+        save_next(tq.get_client(), series, save)
+        first = rows()
+        put(keys[::100], 1)
+        save_next(tq.get_client(), series, save)
+        second = rows()
+        save_next(tq.get_client(), series, save)
+    assert written[0] > 1000 << 13
+    assert 10 << 13 < written[1] < written[0] * 0.02
+    assert written[2] < written[0] * 0.01
+    with running_stack(units=3, capacity="32Mi") as stack:
+        attach(stack)
+        for name, expected in zip(series.names(), (first, second, second), strict=True):
+            load_queue(tq.get_client(), series.member(name), replace=True)
+            assert torch.equal(rows(), expected)
+        series.prune(1)
+        load_queue(tq.get_client(), newest(str(tmp_path)), replace=True)
+        assert torch.equal(rows(), second)
+        put(keys, 2)
+        save_next(tq.get_client(), series, save)
+        series.prune(1)
+        assert len(list(tmp_path.iterdir())) == 1, "nothing of the earlier ones is needed any more"
+
+
+def test_a_checkpoint_of_the_former_format_is_loaded_and_replaced(
+    tmp_path: Path, attach: Callable[[Stack], None]
+) -> None:
+    """It names no block."""
+    with running_stack(units=1, capacity="16Mi") as stack:
+        attach(stack)
+        fill()
+        before = content()
+        tq.save_checkpoint(tmp_path)
+        manifest = read_manifest(open_directory(tmp_path))
+        assert manifest.format == 1
+        file = tmp_path / manifest.data / "blocks.msgpack"
+        places = msgspec.msgpack.encode([place[:5] for place in msgspec.msgpack.decode(file.read_bytes())])
+        file.write_bytes(places)
+        manifest.files["blocks.msgpack"] = FileEntry(len(places), zlib.crc32(places))
+        manifest = msgspec.structs.replace(manifest, crc32=manifest.checksum())
+        (tmp_path / "metadata.json").write_bytes(msgspec.json.encode(manifest))
+        tq.load_checkpoint(tmp_path)
+        assert without_indexes(content()) == without_indexes(before)
+        tq.save_checkpoint(tmp_path)
+        assert read_manifest(open_directory(tmp_path)).borrowed == []
 
 
 def test_a_large_block_is_divided_among_small_units(tmp_path: Path, attach: Callable[[Stack], None]) -> None:
@@ -230,7 +307,8 @@ def test_killed_during_a_save_the_previous_checkpoint_stays_valid(
     chance = random.Random(5)
     with running_stack(units=1, capacity="64Mi") as stack:
         attach(stack)
-        fill(2000, 4096)
+        fill(2000, 1024)
+        change(0)
         used = stack.used()
         for _ in range(3):
             command = [sys.executable, "-m", "tests.integration.checkpoint_saver", stack.address, str(saved)]
@@ -239,7 +317,7 @@ def test_killed_during_a_save_the_previous_checkpoint_stays_valid(
             ) as saver:
                 assert saver.stdout is not None
                 done = int(saver.stdout.readline())
-                halfway = chance.randrange(1, 30 << 20)
+                halfway = chance.randrange(1, 3 << 20)
                 wait_until(lambda halfway=halfway: _written(saved) > halfway, "a save is under way")
                 saver.kill()
                 done = max([done, *map(int, saver.stdout.read().split())])

@@ -92,8 +92,7 @@ def test_a_queue_comes_back_in_another_number_of_units(store: fsspec.AbstractFil
         tq.save_checkpoint(URL, metadata={"step": 7})
         first = folders(store)
         tq.save_checkpoint(URL, metadata={"step": 8})
-        assert len(folders(store)) == 1
-        assert folders(store) != first
+        assert first < folders(store), "the second has the blocks of the first"
     with attached(3):
         tq.load_checkpoint(URL)
         assert content() == before
@@ -126,7 +125,7 @@ def test_a_killed_save_leaves_the_previous_checkpoint(store: fsspec.AbstractFile
     with attached(2):
         tq.load_checkpoint(URL)
         found = content()
-        assert found["list"] == before["list"]
+        assert found["list"]["kv"] == before["list"]["kv"]
         assert found["kv/key 39"] == before["kv/key 39"]
 
 

@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Union
 
@@ -44,7 +44,8 @@ class Range(NamedTuple):
 
 
 class CheckpointDirectory(abc.ABC):
-    """Files by their names relative to the directory, such as ``data-0a1b2c3d/blocks-00000``.
+    """Files by their names relative to the directory, such as ``data-0a1b2c3d/blocks-00000``, or
+    ``../20261129T203000Z/data-0a1b2c3d/blocks-00000`` for a file of another directory beside it.
 
     Methods raise OSError, among them FileNotFoundError.
     """
@@ -91,20 +92,36 @@ class CheckpointDirectory(abc.ABC):
         """The folders of data that saves made, by their markers, and that no save under way uses."""
 
     @abc.abstractmethod
-    def remove(self, folder: str) -> None:
-        """Remove the files that saves write from a folder of data, and the folder if it is then empty."""
+    def remove(self, folder: str, needed: Collection[str] = ()) -> None:
+        """Remove the files that saves write from a folder of data, and the folder if it is then empty. The files
+        ``needed`` stay."""
 
     @abc.abstractmethod
     def folders(self) -> list[str]:
         """The names of the folders in it; none if it does not exist."""
 
     @abc.abstractmethod
-    def erase(self) -> None:
-        """Remove the checkpoint, its manifest first, and what other saves left. Needs the lock."""
+    def retract(self) -> None:
+        """Remove the manifest, so that there is no checkpoint any more. Needs the lock."""
+
+    @abc.abstractmethod
+    def erase(self, needed: Collection[str] = ()) -> None:
+        """Remove what saves left, except for the files ``needed``. The manifest has been removed."""
 
     def was_saved_to(self) -> bool:
         """Whether a save left a folder of data."""
         return bool(self.abandoned())
+
+    def in_series(self) -> bool:
+        """Whether it is one checkpoint of a series."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.size(SERIES) >= 0
+        return False
+
+    def locate(self, name: str) -> str:
+        """The path or URL of a file, for messages."""
+        beside, _, own = str(self).rpartition("/")
+        return f"{beside}/{name[3:]}" if own and name.startswith("../") else f"{self}/{name}"
 
 
 def open_directory(checkpoint_dir: object) -> CheckpointDirectory:
@@ -199,13 +216,15 @@ class LocalDirectory(CheckpointDirectory):
             return (folder / _MARKER).read_text() == match[1]
         return False
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, needed: Collection[str] = ()) -> None:
         """A link stays, and so does what it leads to: the folder of another checkpoint."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 found = os.listdir(descriptor)
-                for name in [*filter(_is_written, found), *(name for name in found if name == _MARKER)]:
+                kept = {name for name in found if f"{folder}/{name}" in needed}
+                marker = {_MARKER} & {*found} if not kept else ()
+                for name in [*filter(_is_written, {*found} - kept), *marker]:
                     os.unlink(name, dir_fd=descriptor)
             finally:
                 os.close(descriptor)
@@ -216,13 +235,17 @@ class LocalDirectory(CheckpointDirectory):
             return [path.name for path in self._path.iterdir() if path.is_dir()]
         return []
 
-    def erase(self) -> None:
+    def retract(self) -> None:
         (self._path / MANIFEST).unlink(missing_ok=True)
+        _sync_folder(self._path)
+
+    def erase(self, needed: Collection[str] = ()) -> None:
         for folder in self.abandoned():
-            self.remove(folder)
-        (self._path / SERIES).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # files of somebody else stay
-            self._path.rmdir()
+            self.remove(folder, needed)
+        if not needed:
+            (self._path / SERIES).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files of somebody else stay
+                self._path.rmdir()
 
 
 class ObjectStoreDirectory(CheckpointDirectory):
@@ -308,12 +331,14 @@ class ObjectStoreDirectory(CheckpointDirectory):
             return self._is_own(folder) and time.time() - self.modified(f"{folder}/{_MARKER}") > _ABANDONED_S
         return False
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, needed: Collection[str] = ()) -> None:
         with contextlib.suppress(OSError), _store_errors():
-            for path in self._files.ls(self._at(folder), detail=False):
-                if _is_written(path.rpartition("/")[2]):
-                    self._files.rm_file(path)
-            self._files.rm_file(self._at(f"{folder}/{_MARKER}"))
+            names = [path.rpartition("/")[2] for path in self._files.ls(self._at(folder), detail=False)]
+            kept = {name for name in names if f"{folder}/{name}" in needed}
+            for name in filter(_is_written, {*names} - kept):
+                self._files.rm_file(self._at(f"{folder}/{name}"))
+            if not kept:
+                self._files.rm_file(self._at(f"{folder}/{_MARKER}"))
 
     def folders(self) -> list[str]:
         self._files.invalidate_cache()
@@ -322,15 +347,20 @@ class ObjectStoreDirectory(CheckpointDirectory):
             return [each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
         return []
 
-    def erase(self) -> None:
+    def retract(self) -> None:
         with contextlib.suppress(FileNotFoundError), _store_errors():
             self._files.rm_file(self._at(MANIFEST))
+
+    def erase(self, needed: Collection[str] = ()) -> None:
         for folder in filter(self._is_own, self.folders()):
-            self.remove(folder)
-        with contextlib.suppress(FileNotFoundError), _store_errors():
-            self._files.rm_file(self._at(SERIES))
+            self.remove(folder, needed)
+        if not needed:
+            with contextlib.suppress(FileNotFoundError), _store_errors():
+                self._files.rm_file(self._at(SERIES))
 
     def _at(self, name: str) -> str:
+        if name.startswith("../"):
+            return f"{self._root.rpartition('/')[0]}/{name[3:]}"
         return f"{self._root}/{name}"
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
@@ -19,17 +19,21 @@ __all__ = [
     "FORMAT",
     "ROWS",
     "BlockPlace",
+    "BorrowedFile",
     "FileEntry",
     "Manifest",
     "Progress",
     "Writer",
+    "decode_manifest",
     "read_manifest",
 ]
 
-FORMAT = 1
+FORMAT = 2
+"""Of a checkpoint that has blocks in files of earlier ones. Others have format 1, which earlier releases read."""
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
 _DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
+_BORROWED = re.compile(r"(\.\./[0-9]{8}T[0-9]{6}Z/)?data-[0-9a-f]{8}/blocks-[0-9]{5,}")
 ROWS = "rows.msgpack"
 """What a dump of rows by key has in place of the state of the controller."""
 Progress = Callable[[int, int], None]
@@ -43,18 +47,35 @@ class FileEntry(msgspec.Struct, frozen=True):
     crc32: int | None = None
 
 
+class BorrowedFile(msgspec.Struct, frozen=True):
+    """A file of blocks that an earlier checkpoint in the same directory, or of the same series, wrote.
+
+    ``path`` is relative to the directory of the checkpoint, ``bytes`` is the size of the file, and ``used`` that of the
+    blocks in it that belong to this checkpoint.
+    """
+
+    path: str
+    bytes: int
+    used: int
+
+
 class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Return the place of the block of slot ``slot`` of the state."""
+    """The place of the block of slot ``slot`` of the state.
+
+    ``file`` is the number of a file of this checkpoint, or -1 - n for the borrowed file n. Blocks with the same
+    ``identity`` have the same bytes; without one, nothing is known.
+    """
 
     slot: int
     file: int
     offset: int
     nbytes: int
     crc32: int
+    identity: bytes = b""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``metadata.json``. ``files``: what else there is in folder ``data``."""
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``metadata.json``. ``files``: what else there is in folder ``data``. ``borrowed``: files of earlier ones."""
 
     format: int
     data: str
@@ -63,20 +84,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     partitions: int
     files: dict[str, FileEntry]
-    crc32: int = 0
+    crc32: int
     """Checksum of this manifest, with 0 here, as compact JSON."""
+    borrowed: list[BorrowedFile] = []
+
+    @property
+    def written(self) -> int:
+        """Bytes that the save wrote, except ``metadata.json``."""
+        return sum(entry.bytes for entry in self.files.values())
 
     @property
     def nbytes(self) -> int:
-        """Size of all files except ``metadata.json``."""
-        return sum(entry.bytes for entry in self.files.values())
+        """Bytes of all that belongs to it, except ``metadata.json``."""
+        return self.written + sum(file.used for file in self.borrowed)
+
+    def path_of(self, file: int) -> str:
+        """Of a file of blocks by its number in a BlockPlace."""
+        return f"{self.data}/{blocks_name(file)}" if file >= 0 else self.borrowed[-1 - file].path
+
+    def sizes(self) -> dict[str, int]:
+        """Path -> size of each file that it needs."""
+        own = {f"{self.data}/{name}": entry.bytes for name, entry in self.files.items()}
+        return own | {file.path: file.bytes for file in self.borrowed}
 
     def checksum(self) -> int:
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, crc32=0), order="deterministic"))
 
 
-def read_manifest(directory: CheckpointDirectory) -> Manifest:
-    """The manifest, once every file that it lists was found with its size.
+def decode_manifest(directory: CheckpointDirectory) -> Manifest:
+    """The manifest. The files that it names may be missing.
 
     Raises CheckpointNotFoundError, CorruptCheckpointError, CheckpointError, OSError.
     """
@@ -89,23 +125,40 @@ def read_manifest(directory: CheckpointDirectory) -> Manifest:
         raise CheckpointError(f"{path} is not that of a checkpoint of this release, or damaged: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCheckpointError(f"{path} is damaged: {error}") from None
-    if manifest.format != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.format}; this version reads {FORMAT}")
+    if not 1 <= manifest.format <= FORMAT:
+        raise CheckpointError(f"{path} has format {manifest.format}; this version reads 1 to {FORMAT}")
     if manifest.checksum() != manifest.crc32:
         raise CorruptCheckpointError(f"{path} is damaged: its checksum differs")
     if not _DATA_FOLDER.fullmatch(manifest.data):
         raise CorruptCheckpointError(f"{path} is damaged: {manifest.data!r} is not a valid name of a data folder")
-    for name, entry in manifest.files.items():
+    for name in manifest.files:
         if not PART.fullmatch(name):
             raise CorruptCheckpointError(f"{path} is damaged: {name!r} is not a valid name of a part")
-        part = f"{manifest.data}/{name}"
-        try:
-            size = directory.size(part)
-        except FileNotFoundError:
-            raise CheckpointNotFoundError(f"part of the checkpoint not found: there is no {directory}/{part}") from None
-        if size != entry.bytes:
-            raise CorruptCheckpointError(f"{directory}/{part} is damaged: it has {size} bytes instead of {entry.bytes}")
+    for file in manifest.borrowed:
+        if not _BORROWED.fullmatch(file.path):
+            raise CorruptCheckpointError(f"{path} is damaged: {file.path!r} is not a valid name of a file of blocks")
     return manifest
+
+
+def read_manifest(directory: CheckpointDirectory) -> Manifest:
+    """The manifest, once every file that it names was found with its size.
+
+    Raises CheckpointNotFoundError, CorruptCheckpointError, CheckpointError, OSError.
+    """
+    manifest = decode_manifest(directory)
+    _check_sizes(directory, manifest.sizes())
+    return manifest
+
+
+def _check_sizes(directory: CheckpointDirectory, sizes: Mapping[str, int]) -> None:
+    for name, nbytes in sizes.items():
+        path = directory.locate(name)
+        try:
+            size = directory.size(name)
+        except FileNotFoundError:
+            raise CheckpointNotFoundError(f"part of the checkpoint not found: there is no {path}") from None
+        if size != nbytes:
+            raise CorruptCheckpointError(f"{path} is damaged: it has {size} bytes instead of {nbytes}")
 
 
 def check_not_foreign(directory: CheckpointDirectory, *, rows: bool = False) -> None:
@@ -142,52 +195,68 @@ class Writer:
     """Writes a checkpoint beside the one that may be there; ``commit`` replaces it, atomically."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
-        self._directory = directory
+        self.directory = directory
         self._id = secrets.token_hex(4)
         self._folder = directory.begin(self._id)
         self._files: dict[str, FileEntry] = {}
+        self._borrowed: list[BorrowedFile] = []
         self._open = contextlib.ExitStack()
         """The file of blocks that is being written."""
         self._blocks: BinaryIO | None = None
         self._number = -1
         self._size = 0
 
-    def add_block(self, slot: int, segments: Sequence[memoryview]) -> BlockPlace:
+    def borrow(self, files: Sequence[BorrowedFile]) -> None:
+        """Places with negative numbers of files are in these."""
+        self._borrowed = list(files)
+
+    def add_block(self, slot: int, segments: Sequence[memoryview], identity: bytes = b"") -> BlockPlace:
         """Append a block's bytes."""
         if self._blocks is None or self._size >= _FILE_BYTES:
             self._end_blocks()
             self._number += 1
-            self._blocks = self._open.enter_context(
-                self._directory.write(f"{self._folder}/{blocks_name(self._number)}")
-            )
+            self._blocks = self._open.enter_context(self.directory.write(f"{self._folder}/{blocks_name(self._number)}"))
         offset, crc = self._size, 0
         for segment in segments:
             self._blocks.write(segment)
             crc = zlib.crc32(segment, crc)
             self._size += segment.nbytes
-        return BlockPlace(slot, self._number, offset, self._size - offset, crc)
+        return BlockPlace(slot, self._number, offset, self._size - offset, crc, identity)
 
     def add_file(self, name: str, content: bytes) -> None:
-        with self._directory.write(f"{self._folder}/{name}") as file:
+        with self.directory.write(f"{self._folder}/{name}") as file:
             file.write(content)
         self._files[name] = FileEntry(len(content), zlib.crc32(content))
 
     def commit(self, **about: Any) -> Manifest:
-        """Make it the checkpoint of the directory. ``about``: the further fields of the manifest."""
+        """Make it the checkpoint of the directory. ``about``: the further fields of the manifest.
+
+        Raises CheckpointNotFoundError if a borrowed file is gone.
+        """
         self._end_blocks()
-        manifest = Manifest(format=FORMAT, data=f"data-{self._id}", files=self._files, **about)
+        _check_sizes(self.directory, {file.path: file.bytes for file in self._borrowed})
+        manifest = Manifest(
+            format=FORMAT if self._borrowed else 1,
+            data=f"data-{self._id}",
+            files=self._files,
+            crc32=0,
+            borrowed=self._borrowed,
+            **about,
+        )
         manifest = msgspec.structs.replace(manifest, crc32=manifest.checksum())
-        former = _listed(self._directory)
-        self._directory.publish(self._id, json.dumps(msgspec.to_builtins(manifest), indent=1).encode())
-        for folder in {*former, *self._directory.abandoned()} - {manifest.data}:
-            self._directory.remove(folder)
+        former = _folders(self.directory)
+        self.directory.publish(self._id, json.dumps(msgspec.to_builtins(manifest), indent=1).encode())
+        if not self.directory.in_series():  # later ones may borrow from it; the series removes what none needs
+            needed = {file.path for file in self._borrowed}
+            for folder in {*former, *self.directory.abandoned()} - {manifest.data}:
+                self.directory.remove(folder, needed)
         return manifest
 
     def abandon(self) -> None:
         """Give up; what was there before stays."""
         with contextlib.suppress(OSError):
             self._open.close()
-        self._directory.remove(self._folder)
+        self.directory.remove(self._folder)
 
     def _end_blocks(self) -> None:
         self._open.close()
@@ -197,10 +266,12 @@ class Writer:
             self._size = 0
 
 
-def _listed(directory: CheckpointDirectory) -> set[str]:
-    """The folder of data that the manifest of ``directory`` lists, if it is whole."""
+def _folders(directory: CheckpointDirectory) -> set[str]:
+    """The folders of data in ``directory`` that its manifest names."""
     with contextlib.suppress(OSError, CheckpointError):
-        return {read_manifest(directory).data}
+        manifest = decode_manifest(directory)
+        borrowed = {file.path.partition("/")[0] for file in manifest.borrowed}
+        return {manifest.data, *borrowed} - {".."}
     return set()
 
 

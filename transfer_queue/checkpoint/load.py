@@ -18,7 +18,6 @@ from transfer_queue.checkpoint.files import (
     BlockPlace,
     Manifest,
     Progress,
-    blocks_name,
     read_file,
     read_manifest,
 )
@@ -216,18 +215,18 @@ def windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
 
 
 def read_blocks(directory: CheckpointDirectory, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:
-    ranges = [Range(f"{manifest.data}/{blocks_name(place.file)}", place.offset, place.nbytes) for place in places]
+    ranges = [Range(manifest.path_of(place.file), place.offset, place.nbytes) for place in places]
     blocks = []
     for place, part, content in zip(places, ranges, directory.read_ranges(ranges), strict=True):
         data = np.frombuffer(content, np.uint8)
         if data.nbytes != place.nbytes or zlib.crc32(data.data) != place.crc32:
             raise CorruptCheckpointError(
-                f"{directory}/{part.name} is damaged: the block at {place.offset} has another checksum"
+                f"{directory.locate(part.name)} is damaged: the block at {place.offset} has another checksum"
             )
         try:
             blocks.append(BlockView(data).select(None, None))
         except CorruptBlockError as error:
             raise CorruptCheckpointError(
-                f"{directory}/{part.name} is damaged: the block at {place.offset}: {error}"
+                f"{directory.locate(part.name)} is damaged: the block at {place.offset}: {error}"
             ) from error
     return blocks

@@ -8,13 +8,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from transfer_queue.checkpoint.borrow import identity_of, lent
 from transfer_queue.checkpoint.directory import CheckpointDirectory, open_directory
 from transfer_queue.checkpoint.files import (
     BlockPlace,
@@ -62,7 +63,7 @@ def save_checkpoint(
 
     Others go on meanwhile; what they put, clear or overwrite after that moment is not in the checkpoint, and storage
     that they clear is freed when the save ends. An existing checkpoint is replaced atomically, and stays valid if the
-    save fails or is killed.
+    save fails or is killed. Data that it has already is not written again.
 
     Args:
         checkpoint_dir: a directory, which is made if it does not exist, or a URL that fsspec knows, such as
@@ -94,10 +95,15 @@ def save_queue(
     include_storage: bool = True,
     metadata: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    former: CheckpointDirectory | None = None,
 ) -> Manifest:
-    """``save_checkpoint`` of the queue of ``client``; returns what was written."""
+    """``save_checkpoint`` of the queue of ``client``; returns what was written.
+
+    ``former``: an earlier checkpoint of the same series. Blocks that it has are not written again; without one, this
+    goes for those of the checkpoint that is replaced.
+    """
     with writing(directory) as writer:
-        return _save(client, writer, include_storage, metadata or {}, progress)
+        return _save(client, writer, former, include_storage, metadata or {}, progress)
 
 
 @contextmanager
@@ -144,28 +150,34 @@ def _check_metadata(metadata: object) -> dict[str, Any]:
 def _save(
     client: Client,
     writer: Writer,
+    former: CheckpointDirectory | None,
     include_storage: bool,
     metadata: dict[str, Any],
     progress: Progress | None,
 ) -> Manifest:
     engines, token = engines_of(client.engine), secrets.randbits(32)
-    try:
-        contents = client.run(Operation, _capture(engines, token), lambda payloads: payloads)
-        captured = [msgspec.msgpack.decode(content) for content in contents]
-        with_data = include_storage or client.engine.backend_kind == "simple"
-        places = _copy_blocks(client, writer, captured, progress) if with_data else []
-    finally:
-        _end_captures(client, token)
-    state = merge(captured)
-    writer.add_file("controller.msgpack", bytes(contents[0]) if len(contents) == 1 else msgspec.msgpack.encode(state))
-    writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
-    partitions = state["state"]["partitions"]
-    return writer.commit(
-        storage_saved=with_data,
-        user_metadata=metadata,
-        rows=sum(partition["rows"] for partition in partitions),
-        partitions=len(partitions),
-    )
+    with ExitStack() as held:
+        try:
+            contents = client.run(Operation, _capture(engines, token), lambda payloads: payloads)
+            captured = [msgspec.msgpack.decode(content) for content in contents]
+            with_data = include_storage or client.engine.backend_kind == "simple"
+            blocks = _blocks(engines, captured) if with_data else []
+            loan = held.enter_context(lent(writer.directory, former, {block.identity for block in blocks}))
+            writer.borrow(loan.files)
+            places = _copy_blocks(client, writer, blocks, loan.places, progress)
+        finally:
+            _end_captures(client, token)
+        state = merge(captured)
+        content = bytes(contents[0]) if len(contents) == 1 else msgspec.msgpack.encode(state)
+        writer.add_file("controller.msgpack", content)
+        writer.add_file("blocks.msgpack", msgspec.msgpack.encode(places))
+        partitions = state["state"]["partitions"]
+        return writer.commit(
+            storage_saved=with_data,
+            user_metadata=metadata,
+            rows=sum(partition["rows"] for partition in partitions),
+            partitions=len(partitions),
+        )
 
 
 async def _capture(engines: Sequence[Engine], token: int) -> list[bytes]:
@@ -199,17 +211,30 @@ class _Block(NamedTuple):
     nbytes: int
     slot: int
     """In the table of the merged state."""
+    identity: bytes
+
+
+def _blocks(engines: Sequence[Engine], captured: Sequence[dict[str, Any]]) -> list[_Block]:
+    """All blocks whose storage unit is there."""
+    return [
+        block
+        for engine, content, offset in zip(engines, captured, slot_offsets(captured), strict=True)
+        for block in _present(engine, content["state"], offset)
+    ]
 
 
 def _copy_blocks(
-    client: Client, writer: Writer, captured: Sequence[dict[str, Any]], progress: Progress | None
+    client: Client,
+    writer: Writer,
+    blocks: Sequence[_Block],
+    lent: Mapping[bytes, BlockPlace],
+    progress: Progress | None,
 ) -> list[BlockPlace]:
-    """All blocks whose storage unit is there, into files."""
-    blocks = [
-        block
-        for engine, content, offset in zip(engines_of(client.engine), captured, slot_offsets(captured), strict=True)
-        for block in _present(engine, content["state"], offset)
+    """The places of all blocks, once those that are not lent are in files."""
+    found = [
+        msgspec.structs.replace(lent[block.identity], slot=block.slot) for block in blocks if block.identity in lent
     ]
+    blocks = [block for block in blocks if block.identity not in lent]
     places: list[BlockPlace] = []
     done, total = 0, sum(block.nbytes for block in blocks)
     while len(places) < len(blocks):
@@ -222,14 +247,14 @@ def _copy_blocks(
             size += block.nbytes
         fetched = _read(client, window)
         try:
-            for block, found in zip(window, fetched.blocks, strict=True):
-                places.append(writer.add_block(block.slot, found.view.select(None, None).segments()))
+            for block, read in zip(window, fetched.blocks, strict=True):
+                places.append(writer.add_block(block.slot, read.view.select(None, None).segments(), block.identity))
         finally:
             fetched.release()
         done += size
         if progress is not None:
             progress(done, total)
-    return places
+    return found + places
 
 
 def _present(engine: Engine, state: dict[str, Any], offset: int) -> list[_Block]:
@@ -240,7 +265,15 @@ def _present(engine: Engine, state: dict[str, Any], offset: int) -> list[_Block]
     )
     slots = np.flatnonzero((cells > 0) & ~np.isin(unit, state["lost_units"]))
     return [
-        _Block(engine, int(unit[slot]), int(block[slot]), int(nbytes[slot]), slot + offset) for slot in slots.tolist()
+        _Block(
+            engine,
+            int(unit[slot]),
+            int(block[slot]),
+            int(nbytes[slot]),
+            slot + offset,
+            identity_of(engine.run, int(block[slot]), int(nbytes[slot])),
+        )
+        for slot in slots.tolist()
     ]
 
 

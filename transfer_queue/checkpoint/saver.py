@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue._printable import log_to_stderr
+from transfer_queue.checkpoint.directory import CheckpointDirectory
 from transfer_queue.checkpoint.load import load_queue
 from transfer_queue.checkpoint.save import save_queue
-from transfer_queue.checkpoint.scheduled import begin_next, moments, save_at
+from transfer_queue.checkpoint.scheduled import moments, save_at, save_next
 from transfer_queue.checkpoint.series import Series, newest
 from transfer_queue.client.client import Client
 from transfer_queue.client.shards import engines_of
@@ -106,12 +107,13 @@ class Saver:
             time.sleep(_PAUSE_S)
 
     def _save(self, series: Series) -> None:
-        with self._client() as client:
+        def save(directory: CheckpointDirectory, former: CheckpointDirectory | None) -> None:
             at = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-            if (directory := begin_next(client, series)) is not None:
-                manifest = save_queue(client, directory)
-                self._note(last=LastCheckpoint(at, manifest.rows, manifest.nbytes, str(directory)))
-            elif self.report.last is not None:
+            manifest = save_queue(client, directory, former=former)
+            self._note(last=LastCheckpoint(at, manifest.rows, manifest.nbytes, str(directory)))
+
+        with self._client() as client:
+            if not save_next(client, series, save) and self.report.last is not None:
                 self._note(last=msgspec.structs.replace(self.report.last, error=""))
 
     def _failed(self, why: str) -> None:

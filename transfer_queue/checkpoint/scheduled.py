@@ -12,7 +12,7 @@ from transfer_queue.client.client import Client
 from transfer_queue.config.schedule import next_time
 from transfer_queue.errors import ConfigError, TransferQueueError
 
-__all__ = ["begin_next", "moments", "save_at"]
+__all__ = ["moments", "save_at", "save_next"]
 
 _NAP_S = 30.0
 """Longest sleep, so that a wall clock that is set is noticed."""
@@ -32,15 +32,19 @@ def _steps(schedule: str) -> Iterator[None]:
         yield
 
 
-def begin_next(client: Client, series: Series) -> CheckpointDirectory | None:
-    """The directory of the next checkpoint.
+def save_next(
+    client: Client, series: Series, save: Callable[[CheckpointDirectory, CheckpointDirectory | None], None]
+) -> bool:
+    """Call ``save`` with the directory of the next checkpoint and the newest of this queue before it.
 
-    None if the queue has no rows and the series has a checkpoint: a queue that lost its rows must not replace the
+    False if the queue has no rows and the series has a checkpoint: a queue that lost its rows must not replace the
     checkpoints that have them.
     """
     if series.names() and not client.run(client.rows.row_counts):
-        return None
-    return series.begin(datetime.now(timezone.utc))
+        return False
+    former = series.newest_own()
+    save(series.begin(datetime.now(timezone.utc)), former)
+    return True
 
 
 def save_at(

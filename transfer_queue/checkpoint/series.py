@@ -7,7 +7,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 from transfer_queue.checkpoint.directory import MANIFEST, SERIES, CheckpointDirectory, open_directory
-from transfer_queue.errors import CheckpointError
+from transfer_queue.checkpoint.files import decode_manifest
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["Series", "newest"]
 
@@ -53,16 +54,36 @@ class Series:
             file.write(self._queue)
         return directory
 
+    def newest_own(self) -> CheckpointDirectory | None:
+        """The newest complete checkpoint of this queue, whose files the next one may use."""
+        return next((self.member(name) for name in reversed(self.names()) if self._is_own(name)), None)
+
     def prune(self, keep: int) -> None:
         """Remove all but the newest ``keep`` complete checkpoints of this queue, and what its killed saves left before
-        the newest. What `begin` did not mark stays. Raises CheckpointError, OSError."""
+        the newest. Files that others use stay, and so does what `begin` did not mark. Raises CheckpointError, OSError.
+        """
         own = [name for name in self.names(complete=False) if self._is_own(name)]
         complete = [name for name in own if _is_complete(self.member(name))]
-        for name in own:
-            if name not in complete[-keep:] and complete and name < complete[-1]:
-                directory = self.member(name)
-                with suppress(CheckpointError), directory.locked(shared=False):  # somebody loads it
-                    directory.erase()
+        old = [name for name in own if name not in complete[-keep:] and complete and name < complete[-1]]
+        for name in set(old) & set(complete):
+            directory = self.member(name)
+            with suppress(CheckpointError), directory.locked(shared=False):  # somebody loads it
+                directory.retract()
+        needed = self._needed()
+        for name in old:
+            if not _is_complete(self.member(name)):
+                self.member(name).erase(needed.get(name, ()))
+
+    def _needed(self) -> dict[str, set[str]]:
+        """Name of a checkpoint -> its files that complete ones after it use. Raises CheckpointError, OSError."""
+        found: dict[str, set[str]] = {}
+        for name in self.names():
+            with suppress(CheckpointNotFoundError, CorruptCheckpointError):  # it can never be loaded
+                for file in decode_manifest(self.member(name)).borrowed:
+                    beside, _, path = file.path.removeprefix("../").partition("/")
+                    owner, path = (beside, path) if file.path.startswith("../") else (name, file.path)
+                    found.setdefault(owner, set()).add(path)
+        return found
 
     def _is_own(self, name: str) -> bool:
         with suppress(FileNotFoundError, NotADirectoryError):

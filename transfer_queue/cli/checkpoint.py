@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -69,9 +70,11 @@ def save(
         from transfer_queue.checkpoint.directory import open_directory
         from transfer_queue.checkpoint.save import save_queue
 
-        def save_to(client: Client, directory: CheckpointDirectory) -> None:
+        def save_to(client: Client, directory: CheckpointDirectory, former: CheckpointDirectory | None = None) -> None:
             with _progress(f"saving to {directory}") as progress:
-                manifest = save_queue(client, directory, include_storage=data, metadata=about, progress=progress)
+                manifest = save_queue(
+                    client, directory, include_storage=data, metadata=about, progress=progress, former=former
+                )
             place = str(directory)
             show(_summary(place, manifest), output, lambda: [_line("saved", place, manifest)])
 
@@ -88,20 +91,18 @@ def _save_at_intervals(
     controller: str | None,
     every: float,
     keep: int,
-    save_to: Callable[[Client, CheckpointDirectory], None],
+    save_to: Callable[[Client, CheckpointDirectory, CheckpointDirectory | None], None],
 ) -> None:
     """Now, and at the multiples of ``every`` seconds until a signal."""
-    from transfer_queue.checkpoint.scheduled import begin_next, save_at
+    from transfer_queue.checkpoint.scheduled import save_at, save_next
     from transfer_queue.checkpoint.series import Series
 
     series = Series(path, find_queue(queue, controller).identity)
 
     def save() -> None:
         with _client(queue, controller) as client:
-            if (directory := begin_next(client, series)) is None:
+            if not save_next(client, series, partial(save_to, client)):
                 say("the queue has no rows; the checkpoints that there are stay")
-            else:
-                save_to(client, directory)
 
     def times() -> Iterator[None]:
         while True:
@@ -209,6 +210,7 @@ def _summary(path: str, manifest: files.Manifest) -> dict[str, Any]:
         "partitions": manifest.partitions,
         "rows": manifest.rows,
         "bytes": manifest.nbytes,
+        "written": manifest.written,
         "storage_saved": manifest.storage_saved,
         "metadata": manifest.user_metadata,
     }
@@ -216,7 +218,8 @@ def _summary(path: str, manifest: files.Manifest) -> dict[str, Any]:
 
 def _line(verb: str, path: str, manifest: files.Manifest) -> str:
     data = "" if manifest.storage_saved else ", without data"
-    found = f"{manifest.rows} rows in {manifest.partitions} partitions, {human_bytes(manifest.nbytes)}{data}"
+    new = f" ({human_bytes(manifest.written)} of them new)" if manifest.borrowed else ""
+    found = f"{manifest.rows} rows in {manifest.partitions} partitions, {human_bytes(manifest.nbytes)}{new}{data}"
     return f"{path} {verb} {found}" if verb.endswith("holds") else f"{verb} {found}: {path}"
 
 

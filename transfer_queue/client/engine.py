@@ -136,6 +136,11 @@ class Engine:
         self._changed.set()
 
     @property
+    def run(self) -> str:
+        """Identity of the life of what the controller holds."""
+        return self._session.welcome.run
+
+    @property
     def backend_kind(self) -> str:
         return self._session.welcome.backend
 
