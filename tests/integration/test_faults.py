@@ -41,12 +41,12 @@ from tensordict import TensorDict
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.control.commands import Commit
 real = ControllerSession.request
-async def never_commits(self, command, timeout_s):
+async def never_commits(self, command, timeout_s, **options):
     if isinstance(command, Commit) and command.partition == "half":
         print("stored", flush=True)
         import asyncio
         await asyncio.sleep(3600)
-    return await real(self, command, timeout_s)
+    return await real(self, command, timeout_s, **options)
 ControllerSession.request = never_commits
 client = tq.TransferQueueClient("victim", sys.argv[1])
 data = TensorDict({"x": torch.ones(4, int(sys.argv[2]))}, batch_size=[4])
@@ -61,11 +61,11 @@ from tensordict import TensorDict
 from transfer_queue.client.session import ControllerSession
 from transfer_queue.control.commands import Commit
 real = ControllerSession.request
-async def late(self, command, timeout_s):
+async def late(self, command, timeout_s, **options):
     if isinstance(command, Commit):
         print("stored", flush=True)
         await asyncio.sleep(0.5)
-    return await real(self, command, timeout_s)
+    return await real(self, command, timeout_s, **options)
 ControllerSession.request = late
 client = tq.TransferQueueClient("stalled", sys.argv[1])
 client.put(TensorDict({"x": torch.ones(4, int(sys.argv[2]))}, batch_size=[4]), partition_id="late")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -81,11 +82,22 @@ class Unit:
 class Client:
     """Puts numbered rows and fetches them, one request at a time of each kind, repeating what got no answer."""
 
-    def __init__(self, world: World, name: str, units: list[Unit], repeats_under_new_ids: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        units: list[Unit],
+        repeats_under_new_ids: bool = False,
+        lines: random.Random | None = None,
+    ) -> None:
+        """``lines``: the client sends some commits over further connections, as this says."""
         self.world = world
         self.name = name
         self.units = units
         self.link: Link | None = None
+        self.line: Link | None = None
+        self.line_ready = False
+        self.lines = lines
         self.welcome = Welcome("controller")
         self.ready = False
         self.dead = False
@@ -94,6 +106,8 @@ class Client:
         """Rows of commits that this client gave up."""
         self._planted = repeats_under_new_ids
         self._pending: dict[int, tuple[Command, Callable[[Any], None], int]] = {}
+        self._over: dict[Link, list[int]] = {}
+        """Requests that were sent over lines."""
         self._next_request = 1000
         self._next_block = 1
         self._connect()
@@ -106,18 +120,36 @@ class Client:
         hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run)
         self.link = self.world.connect(self, hello)
 
+    def _open_line(self) -> None:
+        if self.line is None and self.ready and not self.dead:
+            hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run, line=True)
+            self.line, self.line_ready = self.world.connect(self, hello), False
+
     def cut_off(self, link: Link) -> None:
         if link is self.link:
             self.link, self.ready = None, False
             if self.dead:
                 return
             self.world.clock.call_later(self.world.delay() + _RETRY_S, self._connect)
+        elif self.lines is not None:
+            if link is self.line:
+                self.line = None
+            for number in self._over.pop(link, []):  # what got no answer there is asked over the own connection
+                if number in self._pending and self.ready:
+                    self._ask_again(number, *self._pending[number])
 
     def receive(self, link: Link, kind: int, request: int, message: Any) -> None:
-        if isinstance(message, Welcome):
+        if link is self.line and not self.line_ready:
+            self.line_ready = isinstance(message, Welcome)
+        elif isinstance(message, Welcome):
+            if link is not self.link:  # of a line that was given up
+                return
+            self.line = None
             if message.writer != self.welcome.writer:
                 self._leave_units()
             self.welcome, self.ready = message, True
+            if self.lines is not None:
+                self._open_line()
             for number, (command, done, writer) in list(self._pending.items()):
                 if writer != message.writer and command.mutates:
                     del self._pending[number]
@@ -140,7 +172,14 @@ class Client:
         number, self._next_request = self._next_request, self._next_request + 1
         self._pending[number] = (command, done, self.welcome.writer)
         assert self.link is not None
-        self.link.request(number, command, min(self._pending))
+        if self.lines is not None:
+            self._open_line()
+        if self.lines is None or self.line is None or not self.line_ready or not isinstance(command, Commit):
+            self.link.request(number, command, min(self._pending))
+            return
+        self._over.setdefault(self.line, []).append(number)
+        stopped_s = self.lines.choice((0.0, 8.0))  # the process is stopped just before it sends
+        self.world.clock.call_later(stopped_s, self.line.request, number, command, min(self._pending))
 
     # -------------------------------------------------------------------------------------------------------- actions
 
@@ -257,13 +296,14 @@ class Client:
             if isinstance(command, Commit):
                 self.uncertain.update(int(key) for key in command.keys or ())
         self._pending.clear()
-        if self.link is not None:
+        if self.link is not None:  # the controller ends the line: it may be that the process is only stopped
             self.link.cut()
         self._leave_units()
 
     def _leave_units(self) -> None:
+        late_s = 0.0 if self.lines is None else self.lines.choice((0.0, 5.0))  # after its session has ended
         for unit in self.units:
-            self.world.clock.call_later(self.world.delay(), unit.writer_gone, self.welcome.writer)
+            self.world.clock.call_later(self.world.delay() + late_s, unit.writer_gone, self.welcome.writer)
 
     def clear(self, keys: list[str]) -> None:
         if self.ready and len(self._pending) <= 3:

@@ -22,6 +22,7 @@ from transfer_queue.control.locks import Locks
 from transfer_queue.control.row_states import CONSUMED
 from transfer_queue.runtime import recovery
 from transfer_queue.runtime.durable import GroupCommit
+from transfer_queue.runtime.sessions import ClientSession
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "200"))
 FIRST = int(os.environ.get("TQ_FIRST_SEED", "1"))
@@ -39,7 +40,14 @@ class History:
         self.world = World(seed)
         self.units = [Unit(self.world, f"unit-{number}") for number in range(2)]
         self.clients = [
-            Client(self.world, f"client-{number}", self.units, repeats_under_new_ids) for number in range(3)
+            Client(
+                self.world,
+                f"client-{number}",
+                self.units,
+                repeats_under_new_ids,
+                random.Random(seed) if seed % 3 == 1 else None,
+            )
+            for number in range(3)
         ]
         self.rows = 0
         self.steps = 0
@@ -224,6 +232,11 @@ def _locks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return {}
 
 
+def _lines_outlive_their_session(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    monkeypatch.setattr(ClientSession, "end_lines", lambda self: None)
+    return {}
+
+
 def _snapshots_come_late(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr(recovery, "cut", lambda encode, large: encode)
     return {}
@@ -237,6 +250,7 @@ def _snapshots_come_late(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         _leases_of_the_dead_stay,
         _acknowledgements_are_not_kept,
         _locks_are_not_kept,
+        _lines_outlive_their_session,
         _snapshots_come_late,
     ],
 )

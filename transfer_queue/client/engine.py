@@ -14,9 +14,11 @@ import msgspec
 from transfer_queue.backoff import chance
 from transfer_queue.client.device_unit import DeviceUnits
 from transfer_queue.client.io import close_in_forked_children
+from transfer_queue.client.lines import CommitInDoubt, Lines
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
 from transfer_queue.client.session import ControllerSession, silence
+from transfer_queue.client.twins import is_blocking, on_loop
 from transfer_queue.client.waiting import Waits
 from transfer_queue.columns.block import EncodedBlock
 from transfer_queue.config.attach import Target
@@ -38,6 +40,7 @@ from transfer_queue.runtime.connect import connect
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
+from transfer_queue.storage.memory.client import MemoryBackend
 from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
 
@@ -58,10 +61,13 @@ _WAIT_SLICE_S = 0.25
 _RETRY_S = 0.1
 _ANY = Target()
 _SPLIT_BYTES = 1 << 20
+_MOST_SHORT = 1024
+"""Most rows of a lookup that is sent in the thread of a blocking call."""
 
 
 class Engine:
-    """One client of one queue. Every coroutine runs on the I/O loop that made it."""
+    """One client of one queue. Every coroutine runs on the I/O loop that made it; ``request``, ``put``, ``lookup``,
+    ``load`` and ``find`` may begin in the thread of a blocking call, and go to the loop for what is not short."""
 
     def __init__(
         self,
@@ -92,6 +98,10 @@ class Engine:
         self._backend_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._counter = itertools.count(1)
+        self._lines = Lines(
+            self._session, self._placement, self._credentials, client_id, self._counter, asyncio.get_running_loop()
+        )
+        self._lines.discard = self._discard_small
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connections: set[Connection] = set()
         close_in_forked_children(self)
@@ -106,7 +116,9 @@ class Engine:
 
     async def welcomed(self, timeout_s: float) -> None:
         """See ControllerSession.welcomed."""
-        await self._session.welcomed(timeout_s)
+        if not self._session.welcome.run:
+            await on_loop()
+            await self._session.welcomed(timeout_s)
 
     @property
     def shard(self) -> Shard | None:
@@ -115,6 +127,7 @@ class Engine:
 
     async def close(self) -> None:
         """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
+        self._lines.close()
         try:
             try:
                 await self._device_units.close()
@@ -173,7 +186,10 @@ class Engine:
     def descriptors(self) -> list[int]:
         """Sockets that a forked child must close."""
         connections = [*self._connections, *self._session.connections()]
-        return [number for connection in connections if (number := connection.fileno()) >= 0]
+        return [
+            *(number for connection in connections if (number := connection.fileno()) >= 0),
+            *self._lines.descriptors(),
+        ]
 
     def abandon_in_child(self) -> None:
         if self._backend is not None:
@@ -183,10 +199,12 @@ class Engine:
 
     async def request(self, command: Command, timeout_s: float, reach_s: float | None = None) -> Reply:
         """See ControllerSession.request."""
+        await on_loop()
         return await self._session.request(command, timeout_s, reach_s)
 
     async def fetch(self, command: Fetch, timeout_s: float, *, strict: bool = False) -> Batch:
         """``strict``: the wait ends in time also if the controller cannot be reached, with WaitTimeoutError."""
+        await on_loop()
         reach_s = command.timeout_s if strict else None
         reply = await self._session.request(command, command.timeout_s + timeout_s + _MARGIN_S, reach_s)
         assert isinstance(reply, Batch)
@@ -204,6 +222,15 @@ class Engine:
         otherwise on storage units.
         Raises CapacityError, ConnectionLostError, and what the controller refuses.
         """
+        if is_blocking():
+            stored = block is not None and block.fields and device is None and isinstance(self._backend, MemoryBackend)
+            done = self._lines.put(block, commit, self._see_through) if block is not None and stored else None
+            if isinstance(done, Committed):
+                return done
+            await on_loop()
+            if done is not None:
+                with suppress(StorageKeyNotFoundError, DataLostError):  # as below: its unit went away
+                    return await self._see_through_within(done, timeout_s)
         if block is None or not block.fields:
             return await self._commit(commit, [], timeout_s)
         for attempt in itertools.count(1):
@@ -224,15 +251,33 @@ class Engine:
                     raise
         raise AssertionError("unreachable")
 
+    def _see_through(self, doubt: CommitInDoubt) -> None:
+        """Repeat a commit that nobody waits for."""
+        task = self._spawn(self._see_through_within(doubt, _MARGIN_S))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def _see_through_within(self, doubt: CommitInDoubt, timeout_s: float) -> Committed:
+        work = self._commit_or_discard(doubt.commit, [(doubt.ref, doubt.unit)], timeout_s, doubt.begun)
+        return await asyncio.shield(self._spawn(work))
+
+    def _discard_small(self, block: int, info: UnitInfo) -> None:
+        """Drop a block of a line whose connection to the unit broke."""
+        if self._backend is not None:
+            self._spawn(self._backend.discard(block, info))
+
     async def _commit(self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float) -> Committed:
         # A commit that is under way is seen through: giving up on it would leave its outcome unknown.
         return await asyncio.shield(self._spawn(self._commit_or_discard(commit, refs, timeout_s)))
 
     async def _commit_or_discard(
-        self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float
+        self,
+        commit: Commit,
+        refs: Sequence[tuple[BlockRef, UnitInfo]],
+        timeout_s: float,
+        begun: tuple[int, int] | None = None,
     ) -> Committed:
         try:
-            reply = await self._session.request(commit, commit.wait_s + timeout_s)
+            reply = await self._session.request(commit, commit.wait_s + timeout_s, begun=begun)
         except (ConnectionLostError, JournalWriteError, WaitTimeoutError):
             # Perhaps committed; blocks that are not go with this writer's session, or when the controller says so.
             self._device_units.doubt([ref for ref, _ in refs])
@@ -393,6 +438,13 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------------- get
 
     async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
+        if is_blocking():
+            short = isinstance(self._backend, MemoryBackend) and _is_short(command)
+            found = self._lines.request(command) if short else None
+            if found is not None:
+                assert isinstance(found, Batch)
+                return found
+            await on_loop()
         reply = await self._session.request(command, timeout_s)
         assert isinstance(reply, Batch)
         return reply
@@ -403,6 +455,13 @@ class Engine:
         Rows that were overwritten, or whose unit went away, since they were located are looked up ``again``.
         Raises StorageKeyNotFoundError, DataLostError, ConnectionLostError.
         """
+        if is_blocking():
+            with suppress(DataLostError):
+                plan = plan_reads(batch, fields, self._placement.get)
+                read = self._lines.read(self._backend, plan.reads) if isinstance(self._backend, MemoryBackend) else None
+                if read is not None:
+                    return LoadedBatch(batch, fields, plan, read)
+            await on_loop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         gone: list[int] = []
@@ -439,6 +498,10 @@ class Engine:
         what was read counts only if they still lie there, so an old guess costs a second read and nothing else.
         Raises what ``lookup`` and ``load`` raise.
         """
+        if is_blocking():
+            if self._lines.ready and isinstance(self._backend, MemoryBackend) and self._backend.may_be_small([]):
+                return await self.load(await self.lookup(command, timeout_s), fields, command, timeout_s)
+            await on_loop()
         deadline = asyncio.get_running_loop().time() + timeout_s
         reading = None if guess is None else self._spawn(self.load(guess, fields, None, timeout_s))
         try:
@@ -591,6 +654,11 @@ class Engine:
         self._connections.discard(connection)
         if self._backend is not None:
             self._backend.release_lost()
+
+
+def _is_short(command: Lookup) -> bool:
+    named = len(command.indexes or b"") // 8 if command.keys is None else len(command.keys)
+    return 0 < named <= _MOST_SHORT
 
 
 def _release_read(reading: asyncio.Task[LoadedBatch]) -> None:

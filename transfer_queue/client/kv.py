@@ -130,7 +130,7 @@ class KvOperations:
 
         store = self._engine.put(block, commit, timeout_s=self._options.request_s, device=device)
         nbytes = 0 if block is None else block.nbytes
-        return Operation(store, finish, nbytes, span=lambda: {"partition": partition_id})
+        return Operation(store, finish, nbytes, direct=True, span=lambda: {"partition": partition_id})
 
     def _encode(self, keys: list[str], fields: Any, data_parser: DataParser | None) -> EncodedBlock | None:
         if fields is None or not len(list(fields.keys())):
@@ -165,6 +165,7 @@ class KvOperations:
             self._load(keys, partition_id, wanted),
             lambda loaded: loaded.decode(checked),
             drop=LoadedBatch.release,
+            direct=True,
             span=lambda: {"partition": partition_id},
         )
 

@@ -32,6 +32,8 @@ class Operation(Generic[R, T]):
     """Bytes that a put stores."""
     drop: Callable[[R], None] | None = None
     """Gets the result of ``work`` in place of ``finish`` if the caller gave up."""
+    direct: bool = False
+    """``work`` may begin in the thread of a blocking call, and goes on on the loop when it awaits ``twins.on_loop``."""
     span: Callable[[], dict[str, str]] | None = None
     """Attributes of the operation's span; None: it has no span."""
 
@@ -54,6 +56,11 @@ def spanned(name: str) -> Callable[[F], F]:
 async def carry_out(io: IoThread, operation: Operation[R, T]) -> T:
     """Run the work of an operation on the I/O loop, and decode its result."""
     if is_blocking():
+        if operation.direct:
+            try:
+                operation.work.send(None)
+            except StopIteration as done:
+                return operation.finish(done.value)
         return operation.finish(io.wait(operation.work, unwanted=operation.unwanted))
     result = await io.run(operation.work, operation.unwanted)
     if isinstance(result, LoadedBatch | LoadedBatches) and result.nbytes > _THREAD_BYTES:

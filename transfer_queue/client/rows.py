@@ -256,6 +256,7 @@ class RowOperations:
             self._load(metadata),
             lambda loaded: loaded.decode(checked),
             drop=LoadedBatches.release,
+            direct=True,
             span=lambda: {"partition": _partitions(metadata)},
         )
 
@@ -319,7 +320,7 @@ class RowOperations:
             return batch_meta(batch, partition)
 
         store = self._engine.put(block, commit, timeout_s=self._options.request_s, device=device)
-        return Operation(store, finish, block.nbytes, span=lambda: {"partition": partition})
+        return Operation(store, finish, block.nbytes, direct=True, span=lambda: {"partition": partition})
 
     def _encode(
         self,
@@ -363,7 +364,7 @@ class RowOperations:
             metadata.update_custom_meta(custom_meta)
             return metadata
 
-        return Operation(work(), finish, block.nbytes, span=lambda: {"partition": _partitions(metadata)})
+        return Operation(work(), finish, block.nbytes, direct=True, span=lambda: {"partition": _partitions(metadata)})
 
     def set_custom_meta(self, metadata: BatchMeta) -> Operation[None, None]:
         for tag in check_metadata(metadata).custom_meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -95,6 +96,9 @@ class ControllerSession:
         self._last_words = ""  # of a controller that ends
         self._announced: dict[int, int] = {}  # block -> unit
         self._next_request = _FIRST_REQUEST
+        self._numbering = threading.Lock()
+        self.connected_to = ""
+        """host:port of the controller that ``connection`` is with."""
         self._closed = False
         self._gone = ""
 
@@ -202,9 +206,34 @@ class ControllerSession:
         """The controller knows more of this block than that it was announced."""
         self._announced.pop(block, None)
 
-    async def request(self, command: Command, timeout_s: float, reach_s: float | None = None) -> Reply:
+    @property
+    def connected(self) -> bool:
+        """Whether the controller is connected now. Safe in any thread."""
+        connection = self._connection
+        return connection is not None and not connection.closed and not self._closed
+
+    def begin(self) -> tuple[int, int]:
+        """(number, floor) of a request that another thread sends itself. Safe in any thread."""
+        with self._numbering:
+            request = self._new_request()
+            self._pending[request] = None
+            return request, next(iter(self._pending))
+
+    def end(self, request: int) -> None:
+        """A request of ``begin`` is answered, and will not be repeated. Safe in any thread."""
+        with self._numbering:
+            self._pending.pop(request, None)
+
+    async def request(
+        self,
+        command: Command,
+        timeout_s: float,
+        reach_s: float | None = None,
+        begun: tuple[int, int] | None = None,
+    ) -> Reply:
         """Carry out ``command``, across reconnects, at most once.
 
+        ``begun``: the number that it was sent with before, without an answer, and the writer of the session then.
         Raises what the controller raised; ConnectionLostError if it stays unreachable for ``timeout_s`` seconds, or
         was restarted while a command that changes something was under way; JournalWriteError if it cannot keep a put
         after a restart either; WaitTimeoutError, also after ``reach_s`` seconds if the controller is unreachable then.
@@ -214,9 +243,8 @@ class ControllerSession:
         reach = deadline if reach_s is None else loop.time() + reach_s
         fetch_until = loop.time() + command.timeout_s if isinstance(command, Fetch) else 0.0
         doubted = self._take_up(command, loop.time()) if self._in_doubt else 0
-        request = doubted or self._new_request()
-        self._pending[request] = None
-        first_writer = refused = 0
+        request, first_writer = begun or (doubted or self.begin()[0], 0)
+        refused = 0
         try:
             while True:
                 try:
@@ -242,7 +270,7 @@ class ControllerSession:
                             command,
                             timeout_s=max(0.001, deadline - loop.time()),
                             request_id=request,
-                            floor=next(iter(self._pending)),
+                            floor=self._floor(),
                         )
                     return reply  # type: ignore[no-any-return]
                 except JournalWriteError as error:  # the controller ends, and what starts it again may make room
@@ -258,7 +286,7 @@ class ControllerSession:
                     raise
         finally:
             if request not in self._in_doubt:
-                del self._pending[request]
+                self.end(request)
 
     def _take_up(self, command: Command, now: float) -> int:
         """The number of a request for the same rows that was given up, so that no rows of it are lost; else 0."""
@@ -269,8 +297,13 @@ class ControllerSession:
             if same:
                 return request
             if request not in self._in_doubt:
-                del self._pending[request]
+                self.end(request)
         return 0
+
+    def _floor(self) -> int:
+        """The lowest request without an answer."""
+        with self._numbering:
+            return next(iter(self._pending))
 
     async def transfer(
         self, message: Any, payload: Sequence[memoryview | bytes], timeout_s: float
@@ -281,7 +314,9 @@ class ControllerSession:
         deadline = loop.time() + timeout_s
         connection = await self._connection_until(deadline)
         left_s = max(0.001, deadline - loop.time())
-        return await connection.request(message, payload, timeout_s=left_s, request_id=self._new_request())
+        with self._numbering:
+            request = self._new_request()
+        return await connection.request(message, payload, timeout_s=left_s, request_id=request)
 
     def _new_request(self) -> int:
         request, self._next_request = self._next_request, self._next_request + 1
@@ -369,7 +404,7 @@ class ControllerSession:
         before, self.welcome = self.welcome, connection.welcome
         if before.run and before.run != self.welcome.run:
             log.warning("the %s at %s has restarted; rows put before are gone", self._what, address)
-        self._connection = connection
+        self._connection, self.connected_to = connection, address
         if before.writer != self.welcome.writer:  # the controller takes no announcement for another session
             self._announced.clear()
         for block, unit in self._announced.items():

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import re
 import threading
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["blocking", "is_blocking"]
+__all__ = ["blocking", "is_blocking", "on_loop"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +32,17 @@ def is_blocking() -> bool:
     """Whether the calling coroutine belongs to a blocking twin: it waits in its thread and never suspends."""
     # A user's parser may run a loop of its own within a twin, whose coroutines suspend.
     return _mode.blocking and asyncio._get_running_loop() is _mode.loop
+
+
+@types.coroutine
+def _suspended() -> Generator[None, None, None]:
+    yield
+
+
+async def on_loop() -> None:
+    """Go on on the I/O loop, if this is still the thread of a blocking call; see ``client.operation.carry_out``."""
+    if is_blocking():
+        await _suspended()
 
 
 def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

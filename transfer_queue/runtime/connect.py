@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
@@ -16,9 +17,9 @@ from transfer_queue.runtime.tls import HANDSHAKE_S, Credentials, explain_loss, e
 from transfer_queue.wire.frames import HELLO_BYTES, HttpPeerError, Limits
 from transfer_queue.wire.messages import ENCODER, Challenge, Envelope, Hello, Kind, Welcome
 
-__all__ = ["connect"]
+__all__ = ["TRUSTED", "connect", "shake_hands"]
 
-_TRUSTED = Limits(header=(1 << 32) - 1)
+TRUSTED = Limits(header=(1 << 32) - 1)
 """Answers of a server may be long: a list of millions of keys, for example."""
 _PLAIN = Credentials(PeerSecurity())
 
@@ -43,7 +44,7 @@ async def connect(
     loop = asyncio.get_running_loop()
 
     def make() -> Connection:
-        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}", limits=_TRUSTED)
+        return Connection(endpoint, decoder, keepalive, peer=f"{what} {address}", limits=TRUSTED)
 
     try:
         tls = credentials.context()
@@ -61,15 +62,14 @@ async def connect(
         reason = error.strerror or str(error)
         raise ConnectionLostError(f"cannot reach the {what} at {address}: {reason}") from None
     try:
-        hello = credentials.introduce(hello, address)
-        _check_hello(hello)
-        connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
-        if isinstance(connection.welcome, Challenge):
-            hello = credentials.prove(hello, connection.welcome, address)
-            connection.welcome, _ = await connection.request(hello, timeout_s=timeout_s)
-        if not isinstance(connection.welcome, Welcome):
-            raise ConnectionLostError(f"the {what} at {address} does not answer as a server of TransferQueue does")
-        credentials.check(hello, connection.welcome, address)
+        steps = shake_hands(hello, address, what, credentials)
+        try:
+            said = next(steps)
+            while True:
+                answer, _ = await connection.request(said, timeout_s=timeout_s)
+                said = steps.send(answer)
+        except StopIteration as done:
+            connection.welcome = done.value
     except ConnectionLostError as error:
         if not connection.closed:
             connection.close()
@@ -87,6 +87,23 @@ async def connect(
     if connection.closed:  # right behind the reply
         raise connection.lost_error()
     return connection
+
+
+def shake_hands(hello: Hello, address: str, what: str, credentials: Credentials) -> Generator[Hello, Any, Welcome]:
+    """What a client says to a server: yields each Hello, is sent the answer to it, and returns the last answer.
+
+    Raises ConnectionLostError for a peer that is no server, and as ``Credentials.check``.
+    """
+    hello = credentials.introduce(hello, address)
+    _check_hello(hello)
+    answer = yield hello
+    if isinstance(answer, Challenge):
+        hello = credentials.prove(hello, answer, address)
+        answer = yield hello
+    if not isinstance(answer, Welcome):
+        raise ConnectionLostError(f"the {what} at {address} does not answer as a server of TransferQueue does")
+    credentials.check(hello, answer, address)
+    return answer
 
 
 def _check_hello(hello: Hello) -> None:

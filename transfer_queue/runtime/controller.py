@@ -178,6 +178,12 @@ class Controller(Server):
         principal = connection.principal
         if principal is not None and principal.name:  # so that nobody resumes another principal's session
             hello = msgspec.structs.replace(hello, client_id=f"{principal.name}/{hello.client_id}")
+        if hello.line:
+            connection.context = session = self.clients.line(hello, connection)
+            attributes = self._identity()
+            return Welcome(
+                "controller", name=self.config.name, run=self.run, writer=session.writer, attributes=attributes
+            )
         session, resumed = self.clients.admit(hello, connection)
         if hello.writer and hello.run == self.run and self.clients.get(hello.writer) is None:  # after its session ended
             self.core.client_returned(hello.writer, session.writer)
@@ -200,6 +206,7 @@ class Controller(Server):
 
     def _attributes(self, connection: Connection, session: ClientSession) -> dict[str, Any]:
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
+        attributes["lines"] = True
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
         attributes["sampler"] = self.config.sampler.name
@@ -422,7 +429,10 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
+            session.end_lines()
             self.core.disconnected(session.writer, now)
+        elif isinstance(session, ClientSession):
+            session.lines.discard(connection)
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()

@@ -45,6 +45,8 @@ class ClientSession:
     """Held while one of its long answers is being made."""
     floor: int = 0
     """The client will never again ask for requests below this."""
+    lines: set[Connection] = field(default_factory=set)
+    """Further connections, which end with ``connection``."""
     _replies: dict[int, Reply] = field(default_factory=dict)
 
     def kept_reply(self, request: int) -> Reply | None:
@@ -77,6 +79,11 @@ class ClientSession:
                 raise RequestError(f"block {ref.block:#x} was not written by this client session")
             if ref.block in self.fenced:
                 raise StorageKeyNotFoundError(f"block {ref.block:#x} was freed before its commit; put it again")
+
+    def end_lines(self) -> None:
+        """Close the further connections: requests that are under way there come again over the next connection."""
+        for line in list(self.lines):
+            line.abort("the connection of its session ended")
 
     def saved(self) -> SavedSession:
         """Return what a restarted controller has to know."""
@@ -121,6 +128,14 @@ class ClientSessions:
             self._opened(session)
         session.connection = connection
         return session, resumed
+
+    def line(self, hello: Hello, connection: Connection) -> ClientSession:
+        """The session that a further connection belongs to. Raises RequestError."""
+        session = self._by_writer.get(hello.writer) if hello.run == self.run else None
+        if session is None or session.client_id != hello.client_id or session.connection is None:
+            raise RequestError("the session of this line has ended; attach first")
+        session.lines.add(connection)
+        return session
 
     def _new_writer(self) -> int:
         while True:

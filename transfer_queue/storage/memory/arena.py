@@ -5,6 +5,7 @@
     offset 0      nonce, 16 random bytes: who maps the file and reads the nonce that the unit told it shares its memory
            16     8 bytes that say that the file is an arena: written once its unit holds its lock
            4096   extents
+           end    for readers of this host: where small blocks lie (see ``places``); not in a file that is kept
 
 Untouched pages of a new file are several times slower to write than warm ones, so they are faulted in ahead of use, in
 the background.
@@ -65,13 +66,17 @@ class ArenaFile:
         keep: bool = False,
         reserve: bool = False,
         unnamed: bool = False,
+        table: int = 0,
     ) -> None:
+        """``table``: bytes behind the extents for a `PlaceTable`."""
         if capacity < 1:
             raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
         self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)
         self._unnamed = unnamed
         self.capacity = capacity
-        self.nbytes = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.table_start = DATA_START + -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
+        """Offset of the table."""
+        self.nbytes = self.table_start + -(-table // mmap.PAGESIZE) * mmap.PAGESIZE
         """Bytes of the file."""
         self._keep = keep
         self.is_new = False

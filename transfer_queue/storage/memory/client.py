@@ -29,6 +29,7 @@ from transfer_queue.storage.base import (
 )
 from transfer_queue.storage.memory.arena import attach_arena, populate
 from transfer_queue.storage.memory.liveness import take_lock
+from transfer_queue.storage.memory.places import PlaceTable
 from transfer_queue.wire.messages import Abort, Alloc, Fill, MapDevice, Open, Put, Read, ReadPart, Release, Seal
 
 __all__ = ["INLINE_BYTES", "MemoryBackend", "open_backend"]
@@ -44,6 +45,10 @@ _POPULATE_BYTES = 2 << 20
 _ANSWER_S = 30.0
 _SLOWEST_BYTES_PER_S = 10e6
 """A transfer may take as long as this rate needs; a dead peer is noticed by heartbeat much earlier."""
+_MOST_SMALL = 64
+"""Most blocks of a read that may be small."""
+_AFTER_LARGE = 16
+"""Reads after a large one that count as large without asking."""
 _CLOSED = "this client of the storage units is closed"
 
 
@@ -66,6 +71,8 @@ class _Mapping:
         self._lock = weakref.finalize(mapped, os.close, descriptor)
         self._lock.atexit = False
         self.buffer = memoryview(mapped)
+        places = attributes.get("places")
+        self._places = None if places is None else PlaceTable(self.buffer[places:])
         self._populated = bytearray(-(-len(mapped) // _POPULATE_BYTES))  # 1 for each part that is
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -74,6 +81,23 @@ class _Mapping:
             return self.buffer[offset : offset + nbytes]
         except ValueError:
             raise ConnectionLostError("the storage unit went away") from None
+
+    def copies(self, blocks: Sequence[int]) -> list[BlockView] | None:
+        """Copies of blocks that are small; None if any of them is not, or is gone. Safe in any thread."""
+        if (places := self._places) is None:
+            return None
+        found: list[BlockView] = []
+        try:
+            for block in blocks:
+                if (place := places.find(block)) is None:
+                    return None
+                copy = np.frombuffer(self.buffer, np.uint8, place[1], place[0]).copy()
+                if places.find(block) != place:  # the copy may be of what came to lie there since
+                    return None
+                found.append(BlockView(copy))
+        except ValueError:  # unmapped meanwhile
+            return None
+        return found
 
     def populate(self, offset: int, nbytes: int) -> None:
         """Make ready for a first copy into this part, which it is only once."""
@@ -87,6 +111,8 @@ class _Mapping:
     def close(self) -> bool:
         """False: a copy is under way in another thread, or views are in use; map and lock stay until that is over."""
         try:
+            if self._places is not None:
+                self._places.release()
             self.buffer.release()
             self._map.close()
         except BufferError:
@@ -173,7 +199,8 @@ class _Link:
 
 
 class _Fetched(Fetched):
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, count: int) -> None:
+        """``loop``: where leases are given back; None: there are none."""
         self.blocks: list[FetchedBlock] = [None] * count  # type: ignore[list-item]
         self.is_own = True
         self._loop = loop
@@ -184,7 +211,7 @@ class _Fetched(Fetched):
 
     def release(self) -> None:
         leases, self._leases = self._leases, []
-        if leases:
+        if leases and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and the leases with it
                 self._loop.call_soon_threadsafe(_release, leases)
 
@@ -206,6 +233,7 @@ class MemoryBackend(Backend):
         self._links: dict[int, _Link] = {}
         self._opening: dict[int, asyncio.Lock] = {}
         self._closed = False
+        self._large_reads = 0
         self._closing: list[_Link] = []  # lost ones whose arena is still being copied from or to
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
@@ -270,6 +298,9 @@ class MemoryBackend(Backend):
         channel = link.channel
         run_copy, on_device = self._context.run_copy, link.on_device
         if link.mapping is not None and (not on_device or link.is_mapped or await link.map_device(run_copy, timeout_s)):
+            if (copies := _small(link, reads, positions)) is not None:
+                _take_copies(fetched, reads, positions, copies)
+                return
             fetched.is_own = False
             opened, payload = await channel.request(
                 Open([reads[position].block for position in positions]),
@@ -290,12 +321,44 @@ class MemoryBackend(Backend):
             timeout_s=timeout_s,
             into=lambda nbytes: empty_bytes(nbytes).data,
         )
-        offset = 0
-        for position, nbytes in zip(positions, reply.sizes, strict=True):
-            if payload is None:
-                raise ConnectionLostError(f"storage unit {reads[position].unit.name} sent no data")
-            fetched.blocks[position] = FetchedBlock(BlockView(payload[offset : offset + nbytes]), None)
-            offset += nbytes
+        _take_parts(fetched, positions, reply.sizes, payload, reads[positions[0]].unit)
+
+    def may_be_small(self, reads: Sequence[BlockRead]) -> bool:
+        """Whether `read_small` is worth trying. Safe in any thread, as that is."""
+        self._large_reads -= self._large_reads > 0
+        return len(reads) <= _MOST_SMALL and not self._large_reads
+
+    def read_small(
+        self, reads: Sequence[BlockRead], ask: Callable[[UnitInfo, Any], tuple[Any, Any, memoryview | None]]
+    ) -> Fetched | None:
+        """Read small blocks in the calling thread; ``ask`` gives (connection, reply, payload). None: use ``get``.
+
+        Raises what ``ask`` raises.
+        """
+        fetched = _Fetched(None, len(reads))
+        by_unit: dict[int, list[int]] = {}
+        for position, read in enumerate(reads):
+            by_unit.setdefault(read.unit.unit, []).append(position)
+        for number, positions in by_unit.items():
+            info, link = reads[positions[0]].unit, self._links.get(number)
+            if link is None or link.channel.closed or link.on_device or self._closed:
+                return None
+            if link.mapping is None:
+                _, reply, payload = ask(info, Read([_part(reads[position]) for position in positions]))
+                _take_parts(fetched, positions, reply.sizes, payload, info)
+                continue
+            if (copies := link.mapping.copies([reads[position].block for position in positions])) is not None:
+                _take_copies(fetched, reads, positions, copies)
+                continue
+            connection, opened, payload = ask(info, Open([reads[position].block for position in positions]))
+            if opened.lease or payload is None:
+                connection.send(Release(opened.lease))
+                self._large_reads = _AFTER_LARGE
+                return None
+            for position, (offset, nbytes) in zip(positions, opened.extents, strict=True):
+                view = BlockView(payload[offset : offset + nbytes])
+                fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
+        return fetched
 
     async def discard(self, block_id: int, unit: UnitInfo) -> None:
         link = self._links.get(unit.unit)
@@ -339,6 +402,29 @@ class MemoryBackend(Backend):
                     link.mapping = None
                 self._links[unit.unit] = link
         return link
+
+
+def _small(link: _Link, reads: Sequence[BlockRead], positions: list[int]) -> list[BlockView] | None:
+    if link.mapping is None or link.on_device or len(positions) > _MOST_SMALL:
+        return None
+    return link.mapping.copies([reads[position].block for position in positions])
+
+
+def _take_copies(fetched: _Fetched, reads: Sequence[BlockRead], positions: list[int], copies: list[BlockView]) -> None:
+    for position, view in zip(positions, copies, strict=True):
+        fetched.blocks[position] = FetchedBlock(view, reads[position].rows)
+
+
+def _take_parts(
+    fetched: _Fetched, positions: list[int], sizes: Sequence[int], payload: memoryview | None, unit: UnitInfo
+) -> None:
+    """The answer to a Read."""
+    offset = 0
+    for position, nbytes in zip(positions, sizes, strict=True):
+        if payload is None:
+            raise ConnectionLostError(f"storage unit {unit.name} sent no data")
+        fetched.blocks[position] = FetchedBlock(BlockView(payload[offset : offset + nbytes]), None)
+        offset += nbytes
 
 
 def _part(read: BlockRead) -> ReadPart:

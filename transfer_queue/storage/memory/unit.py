@@ -22,6 +22,7 @@ from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
 from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.index import BlockIndex, Pieces
 from transfer_queue.storage.memory.liveness import holds_lock
+from transfer_queue.storage.memory.places import PlaceTable, table_bytes
 from transfer_queue.storage.memory.selection import scatter, select_part
 from transfer_queue.storage.memory.spill import Spill, open_spill
 from transfer_queue.storage.space import SpaceQueue, SpaceRequest
@@ -74,6 +75,9 @@ class MemoryStore(ServingStore):
         self.spill = spill
         self._to_disk = context.durability == "node"
         self._descriptor = file.descriptor
+        self._places: PlaceTable | None = None
+        if file.nbytes > file.table_start:
+            self._places = PlaceTable(file.memory[file.table_start :])
         self._extents = file.extents()
         self._blocks: dict[int, StoredBlock] = {}
         self._holders = Holders()
@@ -140,6 +144,9 @@ class MemoryStore(ServingStore):
         if self.spill is not None:
             async with self.spill.moving:  # the arena is not unmapped under a write
                 self.spill.close()
+        if self._places is not None:
+            self._places.release()
+            self._places = None
         self._file.close()
         if self._index is not None:
             self._index.close()
@@ -154,7 +161,8 @@ class MemoryStore(ServingStore):
         lock, self._next_lock = self._next_lock, self._next_lock + 1
         self._peers[peer] = _PeerState(peer.client_id, lock)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
-        return {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
+        attributes = {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
+        return attributes if self._places is None else {**attributes, "places": self._file.table_start}
 
     def disconnected(self, peer: Peer) -> list[int]:
         state = self._peers.pop(peer)
@@ -300,6 +308,8 @@ class MemoryStore(ServingStore):
             except OSError as error:
                 raise self._refused(number, error) from None
         block.sealed = True
+        if self._places is not None and block.nbytes <= INLINE_BYTES and len(block.pieces) == 1:
+            self._places.enter(number, *block.pieces[0])
         self._peers[peer].unsealed.discard(number)
         if self._to_disk and self._index is not None:
             return self._sync()
@@ -343,8 +353,14 @@ class MemoryStore(ServingStore):
 
     def _give_back(self, number: int, block: StoredBlock) -> None:
         """Recycle the memory of a dropped block."""
+        self._hide(number)
         if self.spill is None or not self.spill.forget(number):
             self._free(block.pieces)
+
+    def _hide(self, number: int) -> None:
+        """Nobody finds the block by itself from now on: its memory is about to be used again."""
+        if self._places is not None:
+            self._places.remove(number)
 
     def _free(self, pieces: Pieces) -> None:
         for offset, _ in pieces:
@@ -513,6 +529,7 @@ class MemoryStore(ServingStore):
             finally:
                 self._release(lease)
             if spill.has(number):
+                self._hide(number)
                 self._free(block.pieces)
                 self._space.serve()
             return moved
@@ -579,7 +596,8 @@ async def open_store(context: StoreContext) -> MemoryStore:
         return _open_kept(context)
     remove_abandoned(Path(context.directory))
     path = Path(context.directory) / f"tq-{context.name}-{os.getpid()}-{secrets.token_hex(4)}"
-    file = ArenaFile(context.capacity, path, reserve=context.settings.get("reserve", False))
+    table = table_bytes(context.capacity)
+    file = ArenaFile(context.capacity, path, reserve=context.settings.get("reserve", False), table=table)
     if prefault := context.settings.get("prefault", True):
         file.start_prefault(most=None if prefault is True else prefault)
     try:
