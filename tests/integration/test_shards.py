@@ -222,12 +222,12 @@ def test_forwarded_ports_of_all_shards_are_enough_for_the_tools(
 
 
 @contextmanager
-def attached(shards: int) -> Iterator[None]:
+def attached(shards: int) -> Iterator[LocalStack]:
     """This process attached to a queue of its own."""
     with preloaded.servers(), LocalStack(default_plan(units=2, unit_capacity=64 << 20, shards=shards)).start() as stack:
         tq.init({"controller": {"addresses": [stack.controller_addresses[0]]}, "security": {"allowPickle": True}})
         try:
-            yield
+            yield stack
         finally:
             tq.close()
 

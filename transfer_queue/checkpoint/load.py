@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from transfer_queue.checkpoint.series import newest
 from transfer_queue.checkpoint.shards import partitions_of_shard
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
+from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
 from transfer_queue.columns.block import BlockView, EncodedBlock
@@ -44,7 +45,7 @@ from transfer_queue.errors import (
 from transfer_queue.storage.base import UnitInfo
 from transfer_queue.wire.messages import Adopt
 
-__all__ = ["load_checkpoint", "load_queue"]
+__all__ = ["load_checkpoint", "load_queue", "was_interrupted"]
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,9 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
         QueueNotEmptyError: the queue has rows, and ``replace`` is False.
         CapacityError: the storage units have too little room.
 
-    In each case the queue is unchanged, with one exception: if one of several controllers fails while they take over
-    the checkpoint, the error says how many have it already. Load it again then.
+    In each case the queue is unchanged, with one exception: if the load is killed, or one of several controllers
+    fails, while they take over the checkpoint, the queue refuses requests for rows with a CheckpointError until a
+    checkpoint is loaded again.
     """
     directory = newest(checkpoint_dir)
     check_flag("replace", replace)
@@ -118,6 +120,16 @@ def captured_state(directory: CheckpointDirectory, manifest: Manifest) -> dict[s
     return state
 
 
+def was_interrupted(client: Client) -> bool:
+    """Whether some controllers of the queue may have a checkpoint that others lack, so that all refuse requests."""
+    engines = engines_of(client.engine)
+    return len(engines) > 1 and any(_step(client, engine, Adopt(step="ask")).value for engine in engines)
+
+
+def _step(client: Client, engine: Engine, message: Adopt) -> Any:
+    return client.run(Operation, engine.ask(message, REQUEST_S), lambda reply: reply)
+
+
 def _load(
     client: Client,
     directory: CheckpointDirectory,
@@ -126,7 +138,8 @@ def _load(
     progress: Progress | None,
 ) -> None:
     engines = engines_of(client.engine)
-    found = client.run(client.rows.row_counts)
+    interrupted = was_interrupted(client)
+    found = {} if interrupted else client.run(client.rows.row_counts)
     if found and not replace:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
@@ -135,7 +148,7 @@ def _load(
     captured = captured_state(directory, manifest)
     stored: list[Stored] = [[] for _ in engines]
     slots: list[list[int]] = [[] for _ in engines]
-    adopted = 0
+    adopted: list[Engine] = []
     try:
         with _sensible(directory):
             partitions = partitions_of_slots(captured["state"])
@@ -149,26 +162,62 @@ def _load(
                 )
                 stored[shard] += client.run(Operation, store, lambda refs: refs)
                 slots[shard] += [window[number].slot for number in own]
-        for shard, engine in enumerate(engines):
-            with _sensible(directory):
-                part = partitions_of_shard(captured, shard, len(engines))
-                refs = {
-                    slot: [ref for ref, _ in parts] for slot, parts in zip(slots[shard], stored[shard], strict=True)
-                }
-                part["state"] = relocate(part["state"], refs)
-            content = msgspec.msgpack.encode(part)
-            client.run(Operation, engine.transfer(Adopt(replace), [content], REQUEST_S), lambda payload: None)
-            engine.settle(stored[shard])
-            adopted += 1
+        with _sensible(directory):
+            parts = [_part(captured, shard, len(engines), slots[shard], stored[shard]) for shard in range(len(engines))]
+        with _together(client, engines, adopted, directory, replace, interrupted):
+            for engine, content, refs in zip(engines, parts, stored, strict=True):
+                message = Adopt(replace or interrupted)
+                client.run(Operation, engine.transfer(message, [content], REQUEST_S), lambda payload: None)
+                engine.settle(refs)
+                adopted.append(engine)
         if found:
             log.warning("the checkpoint %s replaced the rows of the queue: %s", directory, counted(found))
+    except BaseException:
+        for engine, refs in zip(engines, stored, strict=True):
+            if engine not in adopted:
+                client.run(Operation, engine.discard_blocks(refs), lambda done: None)
+        raise
+
+
+def _part(captured: dict[str, Any], shard: int, shards: int, slots: list[int], stored: Stored) -> bytes:
+    """What one controller takes over."""
+    part = partitions_of_shard(captured, shard, shards)
+    refs = {slot: [ref for ref, _ in parts] for slot, parts in zip(slots, stored, strict=True)}
+    return msgspec.msgpack.encode({**part, "state": relocate(part["state"], refs)})
+
+
+@contextmanager
+def _together(
+    client: Client,
+    engines: Sequence[Engine],
+    adopted: Sequence[Engine],
+    directory: CheckpointDirectory,
+    replace: bool,
+    interrupted: bool,
+) -> Iterator[None]:
+    """Several controllers serve requests for rows again once all have adopted their parts, or if none has.
+
+    Raises CheckpointError if only some have.
+    """
+    if len(engines) == 1:
+        yield
+        return
+    begun: list[Engine] = []
+    try:
+        for engine in engines:
+            begun.append(engine)
+            _step(client, engine, Adopt(replace or interrupted, "begin"))
+        yield
+        for engine in engines:
+            _step(client, engine, Adopt(step="end"))
     except BaseException as error:
-        for shard in range(adopted, len(engines)):
-            client.run(Operation, engines[shard].discard_blocks(stored[shard]), lambda done: None)
+        for engine in begun:
+            with suppress(TransferQueueError):  # it has not begun, or its controller is gone
+                _step(client, engine, Adopt(step="leave" if adopted or interrupted else "end"))
         if adopted and isinstance(error, TransferQueueError):
             raise CheckpointError(
-                f"{adopted} of {len(engines)} controllers have taken over the checkpoint {directory}, and the next one "
-                f"failed: {error}; load it again with replace=True"
+                f"{len(adopted)} of {len(engines)} controllers have taken over the checkpoint {directory}, and then "
+                f"one failed: {error}; the queue refuses requests for rows until it is loaded again"
             ) from error
         raise
 

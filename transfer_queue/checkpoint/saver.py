@@ -21,7 +21,7 @@ import msgspec
 
 from transfer_queue._printable import log_to_stderr
 from transfer_queue.checkpoint.directory import CheckpointDirectory
-from transfer_queue.checkpoint.load import load_queue
+from transfer_queue.checkpoint.load import load_queue, was_interrupted
 from transfer_queue.checkpoint.save import save_queue
 from transfer_queue.checkpoint.scheduled import moments, save_at, save_next
 from transfer_queue.checkpoint.series import Series, newest
@@ -85,7 +85,8 @@ class Saver:
             if (url := self.settings().restore_from) is None:
                 return
             directory = newest(url)
-            if self.report.restoring and (rows := client.run(client.rows.row_counts)):
+            rows = client.run(client.rows.row_counts)
+            if self.report.restoring and rows and not was_interrupted(client):
                 restored = Restored(
                     url, False, f"a restore of {url} was interrupted, and the queue has {counted(rows)}"
                 )

@@ -7,12 +7,23 @@ from typing import Any
 from transfer_queue.control import snapshot
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.description import validate
-from transfer_queue.control.records import StateAdopted
+from transfer_queue.control.records import LoadBegan, LoadEnded, StateAdopted
 from transfer_queue.control.sampler_adapter import FAULTS
 from transfer_queue.control.state import ControlState
 from transfer_queue.errors import CapacityError, DataLostError, QueueNotEmptyError, RequestError, SamplerError
 
-__all__ = ["EXTENT_BITS", "NO_UNIT", "SHARD_BITS", "adopt", "capture", "check_empty", "counted", "saved_sampler"]
+__all__ = [
+    "EXTENT_BITS",
+    "NO_UNIT",
+    "SHARD_BITS",
+    "adopt",
+    "begin_load",
+    "capture",
+    "check_empty",
+    "counted",
+    "end_load",
+    "saved_sampler",
+]
 
 NO_UNIT = -1
 """In an adopted state: the storage unit of blocks whose bytes are lost."""
@@ -55,7 +66,8 @@ def adopt(
     if not replace:
         check_empty(core)
     moved = _moved(state, captured)
-    moved.pop("locks", None)  # a checkpoint has none; a file that has some was made by hand
+    for name in ("locks", "loading"):  # a checkpoint has none; a file that has some was made by hand
+        moved.pop(name, None)
     scratch = ControlState(shard=state.space.shard)
     try:
         snapshot.load(scratch, moved)
@@ -82,8 +94,23 @@ def adopt(
     snapshot.replace(state, moved)
     if state.log.journaling:
         state.log.record(StateAdopted(moved))
-    core.serve_all()
+    if not state.loading:
+        core.serve_all()
     return gone
+
+
+def begin_load(core: ControlCore) -> None:
+    """Several controllers take over a checkpoint, each its part with `adopt`: nobody is served before `end_load`."""
+    if not core.state.loading:
+        core.state.loading = True
+        core.state.log.record(LoadBegan())
+
+
+def end_load(core: ControlCore) -> None:
+    """All controllers have the checkpoint, or none."""
+    core.state.loading = False
+    core.state.log.record(LoadEnded())
+    core.serve_all()
 
 
 def check_empty(core: ControlCore) -> None:

@@ -20,6 +20,8 @@ __all__ = [
     "CellsWritten",
     "ConsumptionReset",
     "LeaseEnded",
+    "LoadBegan",
+    "LoadEnded",
     "LockEnded",
     "LockGranted",
     "PartitionCleared",
@@ -166,6 +168,14 @@ class BlocksMoved(Record, frozen=True, tag=True):
     copies: list[int]
 
 
+class LoadBegan(Record, frozen=True, tag=True):
+    """This controller takes over its part of a checkpoint with others. It has a part of a queue until LoadEnded."""
+
+
+class LoadEnded(Record, frozen=True, tag=True):
+    """All controllers have the checkpoint, or none."""
+
+
 class StateAdopted(Record, frozen=True, tag=True):
     """The queue had no partitions and took over this state, of a checkpoint."""
 
@@ -190,6 +200,8 @@ AnyRecord: TypeAlias = (
     | UnitLost
     | UnitJoined
     | BlocksMoved
+    | LoadBegan
+    | LoadEnded
     | StateAdopted
 )
 """What a decoder of journal files takes: ``msgspec.msgpack.Decoder(AnyRecord)``."""

@@ -14,6 +14,8 @@ from transfer_queue.control.records import (
     CellsWritten,
     ConsumptionReset,
     LeaseEnded,
+    LoadBegan,
+    LoadEnded,
     LockEnded,
     LockGranted,
     PartitionCleared,
@@ -123,6 +125,14 @@ def _blocks_moved(state: ControlState, record: BlocksMoved) -> None:
     state.units.move(record.unit, record.blocks, record.units, record.copies)
 
 
+def _load_began(state: ControlState, record: LoadBegan) -> None:
+    state.loading = True
+
+
+def _load_ended(state: ControlState, record: LoadEnded) -> None:
+    state.loading = False
+
+
 def _state_adopted(state: ControlState, record: StateAdopted) -> None:
     snapshot.replace(state, record.state)
 
@@ -150,5 +160,7 @@ _STEPS: dict[type[Record], Callable[[ControlState, Any], None]] = {
     UnitLost: _unit_lost,
     UnitJoined: _unit_joined,
     BlocksMoved: _blocks_moved,
+    LoadBegan: _load_began,
+    LoadEnded: _load_ended,
     StateAdopted: _state_adopted,
 }

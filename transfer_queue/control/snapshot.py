@@ -28,6 +28,7 @@ def dump(state: ControlState) -> dict[str, Any]:
         "blocks": state.blocks.dump(),
         "locks": state.locks.dump(),
         "partitions": [_dump_partition(partition) for partition in state.partitions.values()],
+        **({"loading": True} if state.loading else {}),
     }
 
 
@@ -41,6 +42,7 @@ def load(state: ControlState, data: dict[str, Any]) -> None:
         raise RequestError(f"the snapshot is of shard {data['shard']}, this controller is shard {state.space.shard}")
     state.space.used = data["extents"]
     state.units.lost.update(data["lost_units"])
+    state.loading = data.get("loading", state.loading)
     state.locks.load(data.get("locks", {}))  # older snapshots and checkpoints have none
     state.blocks.load(data["blocks"])
     for partition_data in data["partitions"]:

@@ -35,6 +35,8 @@ class ControlState:
         self.queueing = Queueing()
         """How rows leave new partitions; the sampler decides."""
         self.rows = 0
+        self.loading = False
+        """Some controllers of the queue may have a checkpoint that others do not have yet."""
 
     def create_partition(self, name: str) -> Partition:
         """Create an empty partition."""

@@ -10,10 +10,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.control.checkpoint import NO_UNIT, adopt, capture, check_empty, counted, saved_sampler
-from transfer_queue.control.commands import Done
+from transfer_queue.control.checkpoint import (
+    NO_UNIT,
+    adopt,
+    begin_load,
+    capture,
+    check_empty,
+    counted,
+    end_load,
+    saved_sampler,
+)
+from transfer_queue.control.commands import Command, Done, Lock, RenewLock, Reply, Snapshot, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.errors import RequestError, StorageKeyNotFoundError
+from transfer_queue.errors import CheckpointError, RequestError, StorageKeyNotFoundError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.sessions import ClientSession
@@ -50,13 +59,28 @@ class Checkpoints:
         self._loop = loop
         self._captures: set[_Capturer] = set()
         self._holder: _Capturer | None = None
+        self._loader: ClientSession | None = None
+        """Who loads a checkpoint into this and other controllers."""
         self._limit: asyncio.TimerHandle | None = None
         self._put_off: dict[tuple[Connection, int], Callable[[], None]] = {}
 
     @property
     def holding(self) -> bool:
-        """Whether requests that change rows are put off."""
-        return self._holder is not None
+        """Whether what changes rows is put off."""
+        return self._holder is not None or self._loader is not None
+
+    def puts_off(self, body: Command) -> bool:
+        """Whether the command has to wait. Raises CheckpointError if the queue has a part of a checkpoint."""
+        if isinstance(body, Lock | RenewLock):
+            return False
+        if not self._core.state.loading or isinstance(body, Snapshot):
+            return self._holder is not None and body.mutates
+        if self._loader is None:
+            raise CheckpointError(
+                "a load of a checkpoint was interrupted before all controllers had it, so the queue refuses requests "
+                "for rows; load the checkpoint again (load_checkpoint, tq checkpoint load)"
+            )
+        return True
 
     def put_off(self, connection: Connection, request: int, serve: Callable[[], None]) -> None:
         """Call ``serve`` when the hold ends, unless the request is cancelled or its connection ends before."""
@@ -74,6 +98,8 @@ class Checkpoints:
     ) -> None:
         session: ClientSession = connection.context
         if isinstance(body, Capture):
+            if self._core.state.loading:
+                raise RequestError("a checkpoint is being loaded into this queue, or its load was interrupted")
             capturer = connection, body.token
             self._end(capturer)
             if body.hold:
@@ -91,8 +117,8 @@ class Checkpoints:
             self._end((connection, body.token))
             connection.reply(request, Done())
         else:
-            self._adopt(session, payload, body.replace)
-            self._after(connection.reply, request, Done())
+            reply = self._load(session, body, payload)
+            self._after(connection.reply, request, reply)
 
     def check_size(self, body: Adopt, nbytes: int) -> None:
         """Before the state of a checkpoint is received. Raises RequestError, QueueNotEmptyError."""
@@ -101,8 +127,36 @@ class Checkpoints:
         if nbytes > _MAX_STATE_BYTES:
             raise RequestError(f"a state of {nbytes} bytes is larger than {_MAX_STATE_BYTES} and is refused")
 
+    def _load(self, session: ClientSession, body: Adopt, payload: memoryview | None) -> Reply:
+        loading = self._core.state.loading
+        if body.step == "ask":
+            return Value(loading and self._loader is None)
+        if self._loader not in (None, session):
+            raise RequestError("another checkpoint is being loaded into this queue; try again later")
+        if body.step == "begin":
+            if self._holder is not None:
+                raise RequestError("a checkpoint of this queue is being saved; try again later")
+            if not body.replace:
+                check_empty(self._core)
+            begin_load(self._core)
+            self._loader = session
+            return Done()
+        if loading and self._loader is None:
+            raise RequestError("this load of a checkpoint was interrupted; load it again")
+        if not body.step:
+            self._adopt(session, payload, body.replace)
+        elif loading:
+            if body.step == "end":
+                end_load(self._core)
+            self._loader = None
+            self._serve_put_off()
+        return Done()
+
     def gone(self, connection: Connection) -> None:
-        """End the captures of a connection."""
+        """End the captures of a connection, and leave what it loads."""
+        if self._loader is connection.context:
+            self._loader = None
+            self._serve_put_off()
         for capturer in [each for each in self._captures if each[0] is connection]:
             self._end(capturer)
 
@@ -124,6 +178,9 @@ class Checkpoints:
         if self._limit is not None:
             self._limit.cancel()
         self._holder = self._limit = None
+        self._serve_put_off()
+
+    def _serve_put_off(self) -> None:
         put_off, self._put_off = self._put_off, {}
         for (connection, _), serve in put_off.items():
             # A client that has come back repeats its requests over its new connection.

@@ -26,7 +26,6 @@ from transfer_queue.control.commands import (
     Committed,
     Fetch,
     Lock,
-    RenewLock,
     Reply,
     Value,
 )
@@ -229,6 +228,10 @@ class Controller(Server):
             if self.access is not None:
                 self.access.check(connection, body)
             session = connection.context
+            if isinstance(body, Command) and self.checkpoints.puts_off(body):
+                later = partial(self.serve, connection, request, body, payload, floor)
+                self.checkpoints.put_off(connection, request, later)
+                return
             if isinstance(session, ClientSession) and self.long_answers.is_long(body):
                 if self.config.shards:
                     self._check_shard(body)
@@ -237,10 +240,6 @@ class Controller(Server):
             if isinstance(body, Command) and isinstance(session, ClientSession):
                 if self.config.shards:
                     self._check_shard(body)
-                if body.mutates and self.checkpoints.holding and not isinstance(body, Lock | RenewLock):
-                    later = partial(self.serve, connection, request, body, payload, floor)
-                    self.checkpoints.put_off(connection, request, later)
-                    return
                 reply = self._apply(session, request, body, floor)
             else:
                 handler = self._requests.get((type(session), type(body)))

@@ -308,10 +308,13 @@ class EndCapture(Request, frozen=True, tag=True, omit_defaults=True):
 class Adopt(Request, frozen=True, tag=True, omit_defaults=True):
     """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done.
 
-    ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some.
+    ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some. ``step``: several
+    controllers do so together, all of them ``begin``, then take over their state, then ``end``. Requests for rows wait
+    meanwhile. They are refused after ``leave``, or the end of the connection. ``ask``: is that so? Answer: Value(bool).
     """
 
     replace: bool = False
+    step: Literal["", "ask", "begin", "end", "leave"] = ""
 
 
 class Drain(Request, frozen=True, tag=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from tests.unit.control.build import Drained, fetch, i64, places, put, rows
 from transfer_queue.checkpoint.relocate import relocate
 from transfer_queue.control import PARKED, ControlCore
 from transfer_queue.control import commands as c
-from transfer_queue.control.checkpoint import adopt, capture
+from transfer_queue.control.checkpoint import adopt, begin_load, capture, end_load
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.records import AnyRecord
 from transfer_queue.errors import CapacityError, QueueNotEmptyError, RequestError, SamplerError
@@ -209,3 +209,24 @@ def test_sampler_goes_on_where_it_was_and_one_that_cannot_be_saved_is_named() ->
     assert rows(fresh.apply(fetch("p", "x", 8), 0)) == rows(core.apply(fetch("p", "x", 8), 0))
     with pytest.raises(SamplerError, match=r"Unsavable\.save_checkpoint raised OSError"):
         capture(ControlCore(sampler=Unsavable()))
+
+
+def test_a_restarted_controller_knows_that_a_load_was_interrupted() -> None:
+    """Whether it comes back from its journal or from a snapshot."""
+    source = ControlCore()
+    source.unit_joined(1)
+    source.apply(put("p", 1, "x", block=1, unit=1), 0)
+    captured = capture(source)
+    core = ControlCore(journal=True)
+    core.unit_joined(1)
+    begin_load(core)
+    adopt(core, {**captured, "state": relocate(captured["state"], {1: [BlockRef(1, 7, 0, 1, 8)]})})
+    again = ControlCore()
+    again.replay(Drained(core).records)
+    assert again.state.loading
+    assert again.state.rows == 1
+    restored = ControlCore()
+    restored.restore(core.snapshot())
+    assert restored.state.loading
+    end_load(core)
+    assert "loading" not in core.snapshot()
