@@ -54,7 +54,7 @@ def _describe_row(partition: Partition, position: int) -> str:
     parts = [str(partition.indexes.index(ordinal))]
     if partition.key_of is not None and (key := partition.key_of[position]) is not None:
         parts.append(repr(key))
-    if tag := partition.tags.get(ordinal):
+    if partition.tags and (tag := partition.tags[position]):
         parts.append(json.dumps(tag, sort_keys=True, default=str))
     places: dict[str, list[str]] = {}
     for name in partition.fields.column_group_of:
@@ -137,7 +137,7 @@ def _validate_rows(partition: Partition) -> None:
     columns += [column_group.slot.array[:used] for column_group in partition.fields.column_groups]
     assert not any(column[dead].any() for column in columns), "cleared rows keep nothing"
     assert not any(task.is_blank for task in partition.tasks.values())
-    assert all(partition.base <= ordinal < partition.base + used for ordinal in partition.tags)
+    assert len(partition.tags) in (0, used)
     if partition.key_of is None:
         assert not partition.keys
     else:

@@ -20,13 +20,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderedQueue(ReadyQueue):
-    """Base of the queues that order rows by their tags. ``tags`` are the partition's, by ordinal; ``base`` its first
-    ordinal, which stays as it is for the life of the queue."""
+    """Base of the queues that order rows by their tags. ``tags`` are the partition's, by position."""
 
-    def __init__(self, capacity: int, tags: dict[int, dict[str, Any]], base: int) -> None:
+    def __init__(self, capacity: int, tags: list[dict[str, Any]]) -> None:
         self._rows = ReadyRows(capacity)
         self._tags = tags
-        self._base = base
         self.unusable: set[int] = set()
         """Members whose tag is no number that makes sense."""
 
@@ -72,8 +70,8 @@ class OrderedQueue(ReadyQueue):
 class ReadyPriorities(OrderedQueue):
     """A heap for each version. Entries of rows that left, or whose tags changed, are dropped when they come up."""
 
-    def __init__(self, order: ByPriority, capacity: int, tags: dict[int, dict[str, Any]], base: int) -> None:
-        super().__init__(capacity, tags, base)
+    def __init__(self, order: ByPriority, capacity: int, tags: list[dict[str, Any]]) -> None:
+        super().__init__(capacity, tags)
         self._order = order
         self._priority = np.zeros(capacity)
         self._version = np.full(capacity, np.nan)
@@ -133,10 +131,10 @@ class ReadyPriorities(OrderedQueue):
         return bool(self._version[position] == version and self._priority[position] == priority)
 
     def _note(self, positions: Ints) -> None:
-        get, nothing, base = self._tags.get, dict[str, Any](), self._base
+        tags, nothing = self._tags, dict[str, Any]()
         name, version_name = self._order
         for position in positions.tolist():
-            tag = get(position + base, nothing)
+            tag = tags[position] if tags else nothing
             priority, version = tag_number(tag, name, 0.0), tag_number(tag, version_name, 0.0)
             if priority is None or version is None:
                 self.unusable.add(position)
@@ -158,8 +156,8 @@ class ReadyPriorities(OrderedQueue):
 class ReadyWeights(OrderedQueue):
     """Weights, and their sums over chunks of 256 rows: a draw looks at all sums and at the chunks that it hits."""
 
-    def __init__(self, order: ByWeight, capacity: int, tags: dict[int, dict[str, Any]], base: int) -> None:
-        super().__init__(capacity, tags, base)
+    def __init__(self, order: ByWeight, capacity: int, tags: list[dict[str, Any]]) -> None:
+        super().__init__(capacity, tags)
         self._order = order
         self._weights = np.zeros((capacity // _CHUNK + 1, _CHUNK))
         self._sums = np.zeros(len(self._weights))
@@ -188,10 +186,10 @@ class ReadyWeights(OrderedQueue):
         if not self._tags:
             self._write(positions, 1.0)
             return
-        get, nothing, base, name = self._tags.get, dict[str, Any](), self._base, self._order.weight
+        tags, name = self._tags, self._order.weight
         weights = np.zeros(len(positions))
         for number, position in enumerate(positions.tolist()):
-            weight = tag_number(get(position + base, nothing), name, 1.0)
+            weight = tag_number(tags[position], name, 1.0)
             if weight is None or weight < 0:
                 self.unusable.add(position)
             else:
@@ -218,9 +216,7 @@ def uniform(seed: int, count: int) -> NDArray[np.float64]:
     return shares
 
 
-def make_ordered_queue(
-    order: ByPriority | ByWeight, capacity: int, tags: dict[int, dict[str, Any]], base: int
-) -> OrderedQueue:
+def make_ordered_queue(order: ByPriority | ByWeight, capacity: int, tags: list[dict[str, Any]]) -> OrderedQueue:
     if isinstance(order, ByPriority):
-        return ReadyPriorities(order, capacity, tags, base)
-    return ReadyWeights(order, capacity, tags, base)
+        return ReadyPriorities(order, capacity, tags)
+    return ReadyWeights(order, capacity, tags)

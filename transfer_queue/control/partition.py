@@ -14,6 +14,7 @@ from transfer_queue.control.column_groups import ColumnGroup, FieldTable
 from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.effects import EffectLog
 from transfer_queue.control.indexes import IndexMap, IndexSpace, decode_indexes
+from transfer_queue.control.key_table import KeyTable
 from transfer_queue.control.lease import Lease
 from transfer_queue.control.ordered import make_ordered_queue
 from transfer_queue.control.ready import ReadyQueue, make_ready_queue
@@ -53,6 +54,7 @@ _MAX_READY_BYTES = 64 << 20
 _MAX_LAYOUTS = 128
 _MAX_ASKED = 1024
 _TRIM_FROM = 1024
+_NO_TAG: dict[str, Any] = {}
 
 
 class Queueing(NamedTuple):
@@ -85,9 +87,9 @@ class Partition:
         self.table = Table()
         self.alive = self.table.add_column(np.uint8)
         self.fields = FieldTable(self.table)
-        self.keys: dict[str, int] = {}
+        self.keys = KeyTable()
         self.key_of: list[str | None] | None = None  # by position; None: no row ever had a key
-        self.tags: dict[int, dict[str, Any]] = {}
+        self.tags: list[dict[str, Any]] = []  # by position, read-only; empty: no row ever had tags
         self.tasks: dict[str, Task] = {}
         self.subscriptions: dict[tuple[str, tuple[str, ...]], Subscription] = {}
         self._asked: dict[tuple[str, tuple[str, ...]], Subscription] = {}
@@ -98,9 +100,7 @@ class Partition:
 
     def find_keys(self, keys: list[str]) -> Ints:
         """Positions; -1 for unknown keys."""
-        get = self.keys.get
-        unknown = self.base - 1
-        return np.array([get(key, unknown) for key in keys], np.int64) - self.base
+        return np.array(self.keys.find(keys, self.base - 1), np.int64) - self.base
 
     def find_indexes(self, raw: bytes) -> Ints:
         """Positions of i64 bytes; negative for rows that do not exist."""
@@ -141,12 +141,10 @@ class Partition:
 
     def tags_at(self, rows: Rows) -> list[dict[str, Any]]:
         """One a row, read-only; an empty list if the partition has no tags at all."""
-        return self.tags_of(as_positions(rows) + self.base) if self.tags else []
-
-    def tags_of(self, ordinals: Ints) -> list[dict[str, Any]]:
-        """One a row, read-only; empty for rows without."""
-        get, nothing = self.tags.get, dict[str, Any]()
-        return [get(ordinal, nothing) for ordinal in ordinals.tolist()]
+        if isinstance(rows, slice):
+            return self.tags[rows]
+        tags = self.tags
+        return [tags[position] for position in rows.tolist()] if tags else []
 
     def lost_rows(self, rows: Rows, column_groups: list[ColumnGroup]) -> Ints:
         """Return the rows among ``rows`` that lost a cell of these column groups."""
@@ -255,7 +253,7 @@ class Partition:
         """A queue of the kind that the sampler draws from."""
         group, order = self.queueing
         if order is not None:
-            return make_ordered_queue(order, self.table.capacity, self.tags, self.base)
+            return make_ordered_queue(order, self.table.capacity, self.tags)
         return make_ready_queue(self.table.capacity, group, self.base % group)
 
     def ready_mask(self, subscription: Subscription) -> NDArray[np.bool_]:
@@ -300,12 +298,11 @@ class Partition:
             if self.key_of is None:
                 self.key_of = [None] * first
             self.key_of.extend(keys)
-            if count == 1:
-                self.keys[keys[0]] = ordinal
-            else:
-                self.keys.update(zip(keys, range(ordinal, ordinal + count), strict=True))
+            self.keys.add(keys, range(ordinal, ordinal + count))
         elif self.key_of is not None:
             self.key_of.extend([None] * count)
+        if self.tags:
+            self.tags.extend([_NO_TAG] * count)
         if self.log.journaling:
             self.log.record(RowsCreated(self.name, count, keys))
         return slice(first, first + count)
@@ -381,10 +378,16 @@ class Partition:
     def merge_tags(self, rows: Rows, tags: list[dict[str, Any]]) -> None:
         """Top-level entries replace those of the same name. Stored tags are never changed in place, so that records and
         replies share them: a put of 20,000 rows has no time for copies."""
-        for ordinal, tag in zip((as_positions(rows) + self.base).tolist(), tags, strict=True):
-            if tag:
-                old = self.tags.get(ordinal)
-                self.tags[ordinal] = tag if old is None else {**old, **tag}
+        if not self.tags and any(tags):
+            self.tags.extend([_NO_TAG] * self.table.used)  # the same list: ready queues have it
+        if isinstance(rows, slice) and not any(self.tags[rows]):
+            if self.tags:
+                self.tags[rows] = tags
+        else:
+            for position, tag in zip(as_positions(rows).tolist(), tags, strict=True):
+                if tag:
+                    old = self.tags[position]
+                    self.tags[position] = {**old, **tag} if old else tag
         if self.queueing.order is not None:
             for subscription in self.subscriptions.values():
                 subscription.ready.retag(rows)
@@ -510,14 +513,13 @@ class Partition:
         self.rows -= row_count(rows)
         positions = as_positions(rows).tolist()
         if self.key_of is not None:
+            key_of = self.key_of
+            self.keys.remove([key for position in positions if (key := key_of[position]) is not None])
             for position in positions:
-                key = self.key_of[position]
-                if key is not None:
-                    del self.keys[key]
-                    self.key_of[position] = None
+                key_of[position] = None
         if self.tags:
             for position in positions:
-                self.tags.pop(position + self.base, None)
+                self.tags[position] = _NO_TAG
         self._trim()
 
     def drop(self) -> None:
@@ -540,6 +542,7 @@ class Partition:
         self.base += gone
         if self.key_of is not None:
             del self.key_of[:gone]
+        del self.tags[:gone]
         for task in list(self.tasks.values()):
             task.taken.drop_front(gone)
             if task.lease is not None:

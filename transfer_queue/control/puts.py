@@ -75,7 +75,7 @@ def _by_keys(partition: Partition | None, keys: list[str]) -> Put:
         seen: set[str] = set()
         repeated = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
         raise InvalidInputError(f"Got duplicated keys: {name_some(repeated)}")
-    if partition is None or partition.keys.keys().isdisjoint(distinct):
+    if partition is None or partition.keys.is_disjoint(keys):
         return Put(n, None, n, keys)
     known = partition.find_keys(keys)
     new_keys = [key for key, position in zip(keys, known.tolist(), strict=True) if position < 0]

@@ -278,22 +278,22 @@ def keys_of(partition: Partition | None, command: KeysOf) -> list[str]:
 
 def tagged_keys(partition: Partition) -> dict[str, dict[str, Any]]:
     """Key -> its tag, read-only, in order of first registration."""
-    get, nothing = partition.tags.get, dict[str, Any]()
-    return {key: get(ordinal, nothing) for key, ordinal in partition.keys.items()}
+    keys = partition.key_of
+    if keys is None:
+        return {}
+    return {key: tag for key, tag in zip(keys, partition.tags or [{}] * len(keys), strict=True) if key is not None}
 
 
 def tagged_keys_in_parts(partition: Partition) -> Iterator[dict[str, dict[str, Any]]]:
     """Like `tagged_keys`, but a thousand rows at a time and without copies. The partition may change between two parts:
     rows that are created after the first part, or cleared before their part, are left out."""
-    get, nothing = partition.tags.get, dict[str, Any]()
     ordinal, end = partition.base, partition.base + partition.table.used
     while max(ordinal, partition.base) < end and partition.key_of is not None:
         first = max(ordinal, partition.base)
         keys = partition.key_of[first - partition.base : first - partition.base + _PART]
-        ordinal = first + _PART
-        yield {
-            key: get(number, nothing) for number, key in zip(range(first, end), keys, strict=False) if key is not None
-        }
+        tags = partition.tags_at(slice(first - partition.base, first - partition.base + _PART)) or [{}] * len(keys)
+        ordinal, left = first + _PART, end - first
+        yield {key: tag for key, tag in zip(keys[:left], tags, strict=False) if key is not None}
 
 
 def production_status(partition: Partition | None, command: ProductionStatus) -> StatusArrays:

@@ -168,7 +168,7 @@ class SamplerAdapter:
             names = " and ".join(repr(name) for name in self.queueing.order or ())
             raise SamplerError(
                 f"{self.name}: tags {names} of row {index} must be finite numbers, a weight not below 0; got "
-                f"{partition.tags.get(position + partition.base, {})!r:.200}; correct the tag or clear the row"
+                f"{(partition.tags[position] if partition.tags else {})!r:.200}; correct the tag or clear the row"
             )
         if isinstance(ready, ReadyWeights):
             picked = ready.pick(draw.rows, draw.seed or 0)
@@ -332,8 +332,7 @@ def _lengths(partition: Partition, positions: Ints) -> list[float]:
     """The tag ``total_lengths`` of each row, 1 where absent. Raises what a tag that is no number raises."""
     if not partition.tags:
         return [1.0] * len(positions)
-    get, nothing = partition.tags.get, dict[str, Any]()
-    return [float(get(ordinal, nothing).get("total_lengths", 1)) for ordinal in (positions + partition.base).tolist()]
+    return [float(tag.get("total_lengths", 1)) for tag in partition.tags_at(positions)]
 
 
 def _text(error: BaseException) -> str:

@@ -67,6 +67,10 @@ def replace(state: ControlState, data: dict[str, Any]) -> None:
                     partition.end_lease(task, lease, partition.returning(task, lease))
 
 
+def _keys(key_of: list[str | None], base: int) -> list[tuple[str, int]]:
+    return [(key, ordinal) for ordinal, key in enumerate(key_of, base) if key is not None]
+
+
 def _dump_partition(partition: Partition) -> dict[str, Any]:
     used = partition.table.used
 
@@ -82,8 +86,8 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "ended": partition.ended,
         "extents": partition.indexes.starts,
         "alive": column(partition.alive),
-        "keys": None if partition.key_of is None else list(partition.keys.items()),
-        "tags": list(partition.tags.items()),
+        "keys": None if partition.key_of is None else _keys(partition.key_of, partition.base),
+        "tags": [(ordinal, tag) for ordinal, tag in enumerate(partition.tags, partition.base) if tag],
         "fields": list(partition.fields.column_group_of),
         "families": [
             [
@@ -134,10 +138,13 @@ def _load_partition(state: ControlState, data: dict[str, Any]) -> Partition:
     fill(partition.alive, data["alive"])
     if data["keys"] is not None:
         partition.key_of = [None] * used
+        partition.keys.add([key for key, _ in data["keys"]], [ordinal for _, ordinal in data["keys"]])
         for key, ordinal in data["keys"]:
-            partition.keys[key] = ordinal
             partition.key_of[ordinal - partition.base] = key
-    partition.tags.update((ordinal, tag) for ordinal, tag in data["tags"])
+    if data["tags"]:
+        partition.tags.extend([{}] * used)
+        for ordinal, tag in data["tags"]:
+            partition.tags[ordinal - partition.base] = tag
     column_groups = []
     for names, slot, row in data["families"]:
         column_group = ColumnGroup(list(names), fill(partition.table.add_column(np.int32), slot))

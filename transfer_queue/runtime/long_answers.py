@@ -191,14 +191,12 @@ class LongAnswers:
     async def bury(self, partition: Partition) -> None:
         """Take apart a partition that is no part of the core any more: to free a million keys takes its time."""
         slices = Slices()
-        for values in (partition.tags, partition.keys):
-            while values:
-                for _ in range(min(1000, len(values))):
-                    values.popitem()
-                await slices.turn()
-        while partition.key_of:
-            del partition.key_of[-1000:]
+        while partition.keys.drop(1000):
             await slices.turn()
+        for values in (partition.tags, partition.key_of or []):
+            while values:
+                del values[-1000:]
+                await slices.turn()
 
     async def json(self) -> list[bytes]:
         """The picture as JSON, in parts."""

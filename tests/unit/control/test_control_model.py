@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.unit.control.build import Drained, i64, ints, places, schema
 from tests.unit.control.model import LATER, Model, Refused, Row
-from transfer_queue.control import ControlCore, Parked, indexes, partition, ready
+from transfer_queue.control import ControlCore, Parked, indexes, key_table, partition, ready
 from transfer_queue.control import commands as c
 from transfer_queue.control.arrays import Rows
 from transfer_queue.control.records import AnyRecord, Record
@@ -91,6 +91,7 @@ def small_units() -> Iterator[None]:
         patch.setattr(partition, "_MAX_SUBSCRIPTIONS", 3)
         patch.setattr(indexes, "_BITS", _EXTENT_BITS)
         patch.setattr(indexes, "_EXTENT", 1 << _EXTENT_BITS)
+        patch.setattr(key_table, "_WHOLE", 4)
         patch.setattr(ready, "_SHIFT", 2)
         patch.setattr(ready, "_CHUNK", 4)
         patch.setattr(ready, "_WINDOW", 2)
