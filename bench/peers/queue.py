@@ -12,6 +12,7 @@ from bench.data import Batch, Ragged
 from bench.peers.base import Peer
 
 PARTITION = "batch"
+_SMALL = torch.zeros(256)
 
 
 class Queue(Peer):
@@ -60,6 +61,10 @@ class Queue(Peer):
 
     def put_small(self, number: int, prepared: TensorDict) -> None:
         tq.kv_batch_put(keys=[f"k{number}"], partition_id="small", fields=prepared)
+
+    async def put_small_async(self, number: int) -> None:
+        """Put the same row by an awaited call."""
+        await tq.async_kv_put(f"a{number}", "small", {"x": _SMALL})
 
     def get_small(self, number: int) -> Any:
         return tq.kv_batch_get([f"k{number}"], "small")

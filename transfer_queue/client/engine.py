@@ -40,7 +40,7 @@ from transfer_queue.runtime.connect import connect
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
-from transfer_queue.storage.memory.client import MemoryBackend
+from transfer_queue.storage.memory.client import INLINE_BYTES, MemoryBackend
 from transfer_queue.storage.registry import open_backend
 from transfer_queue.wire.messages import Envelope, Hello, UnitReply
 
@@ -317,6 +317,9 @@ class Engine:
         deadline = loop.time() + wait_s
         reason = ""
         with self._waits.on("a storage unit", deadline, lambda: reason or self._silence()):
+            if block.nbytes <= INLINE_BYTES and self._backend_writer == self._session.writer:
+                with suppress(CapacityError, ConnectionLostError):  # most often a small block finds its place at once
+                    return [await self._store_one(await self._ready_backend(), block, 0, 0.0, scope)]
             while True:
                 try:
                     backend = await self._ready_backend()

@@ -7,6 +7,7 @@ messages pass. The sender stops taking pieces while the socket is full, so nothi
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import sys
 from collections import deque
@@ -111,6 +112,9 @@ class _Pending:
     future: asyncio.Future[tuple[Any, memoryview | None]]
     into: Callable[[int], memoryview] | None
     late: Callable[[Any], None] | None
+    what: str
+    deadline: float
+    timeout_s: float
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -142,6 +146,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = MessageReader(decoder, self._choose, limits)
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
+        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_at = math.inf
         self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
         self._bounded = bounded
         self._unsent_bytes = 0  # bytes of the queue
@@ -186,9 +192,10 @@ class Connection(asyncio.BufferedProtocol):
             request_id, self._next_id = self._next_id, self._next_id + 1
         envelope = Envelope(Kind.REQUEST, request_id, 0, message, floor)
         writer = MessageWriter(ENCODER, envelope, payload, DEFAULT_LIMITS.header)
-        pending = _Pending(self._loop.create_future(), into, late)
+        deadline = self._loop.time() + timeout_s
+        pending = _Pending(self._loop.create_future(), into, late, type(message).__name__, deadline, timeout_s)
         self._pending[request_id] = pending
-        timer = self._loop.call_later(timeout_s, self._expire, pending.future, type(message).__name__, timeout_s)
+        self._expire_at(deadline)
         try:
             self._enqueue(writer)
             return await pending.future
@@ -198,7 +205,6 @@ class Connection(asyncio.BufferedProtocol):
                 late(future.result()[0])
             raise
         finally:
-            timer.cancel()
             if late is None and self._pending.pop(request_id, None) is not None:
                 self._reader.forget(Kind.REPLY, request_id)
 
@@ -367,6 +373,9 @@ class Connection(asyncio.BufferedProtocol):
         if exc is not None:
             self._reason = str(exc)
         self._keepalive.remove(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         self._reader.close()
         pending, self._pending = self._pending, {}
         for item in pending.values():
@@ -420,9 +429,28 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.NOTICE:
             self._endpoint.on_notice(self, envelope.body)
 
-    def _expire(self, future: asyncio.Future[tuple[Any, memoryview | None]], what: str, timeout_s: float) -> None:
-        if not future.done():
-            future.set_exception(WaitTimeoutError(f"{self.peer} gave no answer to {what} within {timeout_s:g} s"))
+    def _expire_at(self, deadline: float) -> None:
+        """One timer for all requests, as hardly any of them expires."""
+        if deadline < self._expiry_at:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            self._expiry_at = deadline
+            self._expiry = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        self._expiry, self._expiry_at = None, math.inf
+        soonest = math.inf
+        for pending in self._pending.values():
+            if pending.future.done():
+                continue
+            if pending.deadline <= now:
+                text = f"{self.peer} gave no answer to {pending.what} within {pending.timeout_s:g} s"
+                pending.future.set_exception(WaitTimeoutError(text))
+            else:
+                soonest = min(soonest, pending.deadline)
+        if soonest < math.inf:
+            self._expire_at(soonest)
 
     def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
         self._queue.append((writer, sent))
