@@ -162,6 +162,8 @@ class SamplerAdapter:
         """Rows that left the ready queue, and what each rank gets of them if that is settled; None if there are too
         few."""
         ready = subscription.ready
+        if type(ready) is ReadyRows and draw.tokens is None:  # most often; isinstance of a protocol's class is slow
+            return ready.take(draw.rows), None
         if isinstance(ready, OrderedQueue) and ready.unusable:
             position = min(ready.unusable)
             index = partition.indexes.index(position + partition.base)

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import islice
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -56,6 +56,9 @@ _WAIT_ACTIVITY = 1000.0
 _JSON = msgspec.json.Encoder(decimal_format="number")
 
 
+K = TypeVar("K")
+
+
 class _Flow:
     """What moved within this second. ``age``: of the oldest row that was taken, in seconds; NaN: none was."""
 
@@ -69,7 +72,8 @@ class _Flow:
     def took(self, rows: int, nbytes: int, age: float) -> None:
         self.rows_out += rows
         self.bytes_out += nbytes
-        self.age = age if self.age != self.age else max(self.age, age)
+        if not age <= self.age:  # either may be NaN
+            self.age = self.age if age != age else age
 
     @property
     def activity(self) -> float:
@@ -111,6 +115,8 @@ class Observer:
         self._tasks: dict[str, _Flow] = {}
         self._reasons: dict[_Reason, float] = {}
         self._whole = _Flow()
+        self._fetched: dict[tuple[str, str], _Flow] = {}
+        """Partition, task -> what was taken; added to the others once a second."""
         self._births: dict[str, tuple[list[int], list[float]]] = {}  # of partitions with series: ordinals, times
         self._lacks: dict[Any, _Reason] = {}  # what each waiting subscription lacked when it was looked at last
         self._last_put: tuple[str, Commit, bytes] | None = None
@@ -143,7 +149,7 @@ class Observer:
         elif isinstance(reply, Batch) and reply.indexes:
             rows = len(reply.indexes) // 8
             if isinstance(command, Fetch):
-                self._took(command, reply)
+                self._took(command, reply, now)
                 self.timeline.get(command.task, client, command.partition, command.fields, rows, since, now)
             elif isinstance(command, Lookup):
                 fields = command.fields or []
@@ -173,23 +179,31 @@ class Observer:
                 return _Reason("field", field, self._controller.last_writes.producer_of(field, client))
         return None
 
-    def _took(self, command: Fetch, reply: Batch) -> None:
+    def _took(self, command: Fetch, reply: Batch, now: float) -> None:
+        flow = self._flow(self._fetched, (command.partition, command.task))
+        if flow is None:
+            return
         rows, nbytes, age = len(reply.indexes) // 8, 0, np.nan
         partition = self._controller.core.state.partitions.get(command.partition)
         if partition is not None:
             nbytes = rows * partition.nbytes // max(1, partition.rows)
-            age = self._age(partition, int.from_bytes(reply.indexes[:8], "little", signed=True))
-        flows = self._flow(self._partitions, command.partition), self._flow(self._tasks, command.task)
-        for flow in (self._whole, *flows):
-            if flow is not None:
-                flow.took(rows, nbytes, age)
+            age = self._age(partition, int.from_bytes(reply.indexes[:8], "little", signed=True), now)
+        flow.took(rows, nbytes, age)
 
-    def _age(self, partition: Partition, index: int) -> float:
+    def _age(self, partition: Partition, index: int, now: float) -> float:
         births = self._births.get(partition.name)
         if births is None:
-            return float("nan")
-        place = bisect_right(births[0], partition.indexes.ordinal(index))
-        return 0.0 if place == len(births[0]) else monotonic() - births[1][place]
+            return np.nan
+        ordinals, times = births
+        place = bisect_right(ordinals, partition.indexes.ordinal(index))
+        return 0.0 if place == len(ordinals) else now - times[place]
+
+    def _add_fetched(self) -> None:
+        for (partition, task), taken in self._fetched.items():
+            for flow in (self._whole, self._flow(self._partitions, partition), self._flow(self._tasks, task)):
+                if flow is not None:
+                    flow.took(taken.rows_out, taken.bytes_out, taken.age)
+        self._fetched = {}
 
     def _wait(self, partition: str, task: str, reason: _Reason, seconds: float) -> None:
         for flow in (self._whole, self._flow(self._partitions, partition), self._flow(self._tasks, task)):
@@ -199,7 +213,7 @@ class Observer:
             self._reasons[reason] = self._reasons.get(reason, 0.0) + seconds
 
     @staticmethod
-    def _flow(flows: dict[str, _Flow], key: str) -> _Flow | None:
+    def _flow(flows: dict[K, _Flow], key: K) -> _Flow | None:
         flow = flows.get(key)
         if flow is None and len(flows) < _MOST_FLOWS:
             flow = flows[key] = _Flow()
@@ -210,6 +224,7 @@ class Observer:
     def sample(self, now: float) -> None:
         """Keep what happened since the last sample. ``now``: of ``time.monotonic``."""
         core, history = self._controller.core, self.history
+        self._add_fetched()
         oldest = self._look_at_waiters(now)
         tracked = list(history.admit("partitions", {key: flow.activity for key, flow in self._partitions.items()}))
         values: dict[str, dict[Any, tuple[float, ...]]] = {"partitions": {}}

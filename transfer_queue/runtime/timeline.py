@@ -55,7 +55,7 @@ class Timeline:
 
     def room(self, now: float) -> bool:
         """Whether one more event of this second is kept."""
-        if int(now) != self._second:
+        if not self._second <= now < self._second + 1:
             self._second, self._left = int(now), _A_SECOND
         if self._left > 0:
             self._left -= 1
