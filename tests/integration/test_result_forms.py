@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
+from transfer_queue.client.operation import Operation
 from transfer_queue.columns.recycling import RecycledMemory
 from transfer_queue.errors import CapacityError, InvalidInputError, InvalidTypeError
 
@@ -38,7 +39,7 @@ LENGTHS = [2] * (ROWS - 1) + [3]
 @pytest.fixture(params=[True, False], ids=["shared memory", "tcp"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """A stack of its own with one unit of 16 MiB, to which this process is attached."""
-    monkeypatch.setenv("TQ_PUT_WAIT", "0")
+    monkeypatch.setenv("TQ_PUT_WAIT", "60")
     with running_stack(units=1, capacity="16Mi", settings={"sharedMemory": request.param}) as stack:
         tq.init({"controller": {"addresses": [stack.address]}})
         yield stack
@@ -134,6 +135,27 @@ def test_views_outlive_their_client_and_the_memory_is_given_back_after_them() ->
         gc.collect()
         wait_until(lambda: stack.used() == 0, "memory of the lost reader's views is recycled")
         other.close()
+
+
+def test_views_outlive_a_lost_connection_and_the_memory_is_given_back_after_them() -> None:
+    with running_stack(units=1, capacity="16Mi") as stack:
+        client = tq.TransferQueueClient("reader", stack.address)
+        data = dense()
+        stored = client.put(data, partition_id="p")
+        views = client.get_data(stored, zero_copy=True)["x"]
+
+        async def lose() -> None:
+            for connection in list(client.engine._connections):
+                connection.abort("cut off by the test")
+
+        client.run(lambda: Operation(lose(), lambda done: done))
+        again = client.get_data(stored, zero_copy=True)["x"]  # over another connection
+        client.clear_partition("p")
+        assert all(torch.equal(each.values().view(ROWS, WIDTH), data["x"]) for each in (views, again))
+        del views, again
+        gc.collect()
+        wait_until(lambda: stack.used() == 0, "memory of both connections' views is recycled")
+        client.close()
 
 
 def test_rows_of_many_blocks_come_as_copies_in_the_asked_order(queue: Stack, partition: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import os
 import sys
 import weakref
@@ -50,6 +51,8 @@ _MOST_SMALL = 64
 _AFTER_LARGE = 16
 """Reads after a large one that count as large without asking."""
 _CLOSED = "this client of the storage units is closed"
+_NO_BUFFER = memoryview(b"")
+_NO_BUFFER.release()
 
 
 class _Mapping:
@@ -66,7 +69,7 @@ class _Mapping:
         except BaseException:
             os.close(descriptor)
             raise
-        self._map = mapped
+        self._map: mmap.mmap | None = mapped
         # Views that users hold keep the map, and with it the lock that protects what they look at.
         self._lock = weakref.finalize(mapped, os.close, descriptor)
         self._lock.atexit = False
@@ -108,17 +111,19 @@ class _Mapping:
         populate(self.view(first * _POPULATE_BYTES, (end - first) * _POPULATE_BYTES))
         self._populated[first:end] = b"\1" * (end - first)
 
-    def close(self) -> bool:
-        """False: a copy is under way in another thread, or views are in use; map and lock stay until that is over."""
-        try:
-            if self._places is not None:
-                self._places.release()
-            self.buffer.release()
-            self._map.close()
-        except BufferError:
-            return False
-        self.unlock()
-        return True
+    def close(self) -> None:
+        """Map and lock go at once, or with the last view that is in use and the copy that is under way in a thread."""
+        places, self._places = self._places, None
+        mapped, self._map = self._map, None
+        buffer, self.buffer = self.buffer, _NO_BUFFER
+        if mapped is None:
+            return
+        with suppress(BufferError):
+            if places is not None:
+                places.release()
+            buffer.release()
+            mapped.close()
+            self.unlock()
 
     def unlock(self) -> None:
         """Let go of the lock that says that this process may touch the arena."""
@@ -137,10 +142,11 @@ class _Link:
         self._device: Any = None
         self._mapping_device = asyncio.Lock()
 
-    def close(self) -> bool:
+    def close(self) -> None:
         self.channel.close()
         self._device = None
-        return self.mapping is None or self.mapping.close()
+        if self.mapping is not None:
+            self.mapping.close()
 
     @property
     def on_device(self) -> bool:
@@ -234,7 +240,6 @@ class MemoryBackend(Backend):
         self._opening: dict[int, asyncio.Lock] = {}
         self._closed = False
         self._large_reads = 0
-        self._closing: list[_Link] = []  # lost ones whose arena is still being copied from or to
 
     async def put(self, block: EncodedBlock, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
         link = await self._link(unit)
@@ -374,14 +379,15 @@ class MemoryBackend(Backend):
     def abandon_in_child(self) -> None:
         """After a fork: let go of what the parent's connections hold, without a word to the units."""
         for link in self._links.values():
-            if link.mapping is not None and not link.mapping.close():
+            if link.mapping is not None:
+                link.mapping.close()
                 link.mapping.unlock()
 
     def release_lost(self) -> None:
         """Let go of the memory of units that went away: they recycle nothing that somebody may still touch."""
         lost = [number for number, link in self._links.items() if link.channel.closed]
-        links = [*self._closing, *(self._links.pop(number) for number in lost)]
-        self._closing = [link for link in links if not link.close()]
+        for number in lost:
+            self._links.pop(number).close()
 
     async def _link(self, unit: UnitInfo) -> _Link:
         if self._closed:
@@ -392,7 +398,8 @@ class MemoryBackend(Backend):
         async with self._opening.setdefault(unit.unit, asyncio.Lock()):
             link = self._links.get(unit.unit)
             if link is None or link.channel.closed:
-                self._closing = [old for old in [*self._closing, *([link] if link else [])] if not old.close()]
+                if link is not None:
+                    link.close()
                 link = _Link(await self._context.connect(unit.address))
                 if self._closed:  # meanwhile
                     link.close()
