@@ -78,9 +78,10 @@ def drift(wanted: Manifest, observed: Manifest | None) -> list[str]:
 def repair(wanted: Manifest, observed: Manifest) -> list[dict[str, Any]]:
     """The JSON patch that takes all drift out of ``observed``, as it is with this resourceVersion, and ends the
     ownership of the others. Where taking out alone would not be valid, such as a port under another number, ours is
-    put in at once."""
+    put in at once. After the ``managedFields`` were cleared, every field that our manifest lacks goes, and the
+    apiserver fills in the defaults."""
     result = copy.deepcopy(observed)
-    for path in _paths(wanted, observed):
+    for path in _paths(wanted, observed, unrecorded=managed_fields_cleared(observed)):
         _take_out(result, path)
     metadata = observed["metadata"]
     operations: list[dict[str, Any]] = [
@@ -114,21 +115,32 @@ def foreign_entries(observed: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def _paths(wanted: Manifest, observed: Manifest | None) -> list[tuple[_Step, ...]]:
+def _paths(wanted: Manifest, observed: Manifest | None, *, unrecorded: bool = False) -> list[tuple[_Step, ...]]:
+    """Fields of others that ``wanted`` lacks: those that ``managedFields`` record, or all if ``unrecorded``."""
     if observed is None or wanted["kind"] not in _ROOTS:
         return []
     annotations = observed["metadata"].get("annotations") or {}
     named = [path.strip() for path in str(annotations.get(IGNORE_DRIFT_ANNOTATION, "")).split(",")]
     allowed = (*_ALLOWED, *filter(None, named))
     found: list[tuple[_Step, ...]] = []
-    for entry in foreign_entries(observed):
-        fields = entry.get("fieldsV1") or {}
+    recorded = [entry.get("fieldsV1") or {} for entry in foreign_entries(observed)]
+    for fields in [_fields(observed)] if unrecorded else recorded:
         ours = {f"f:{root}": fields[f"f:{root}"] for root in _ROOTS[wanted["kind"]] if f"f:{root}" in fields}
         for path in _added(ours, wanted, observed, ()):
             text = _dotted(path)
             if path not in found and not any(text == each or text.startswith(f"{each}.") for each in allowed):
                 found.append(path)
     return found
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Every field of ``value``, in the form of ``fieldsV1``."""
+    if isinstance(value, Mapping):
+        return {f"f:{name}": _fields(inner) for name, inner in value.items()}
+    keys = _keys(value) if isinstance(value, list) else None
+    if keys is None:
+        return {}
+    return {f"k:{json.dumps({name: _value(entry, name) for name in keys})}": _fields(entry) for entry in value}
 
 
 def _added(
@@ -196,6 +208,13 @@ def _take_out(manifest: Any, path: Sequence[_Step]) -> None:
         inner.pop(_ALIASES.get(last, ""), None)
 
 
+def _keys(entries: list[Any]) -> tuple[str, ...] | None:
+    """The fields that identify the entries of a list; None if it is set as one value."""
+    if not entries or not all(isinstance(each, Mapping) for each in entries):
+        return None
+    return next((keys for keys in _KEYS if all(keys[0] in each for each in entries)), None)
+
+
 def _overlaid(observed: Any, wanted: Any) -> Any:
     """Return ``observed`` with every field of ``wanted``."""
     if contains(observed, wanted):
@@ -208,10 +227,7 @@ def _overlaid(observed: Any, wanted: Any) -> Any:
 
 
 def _overlaid_list(observed: list[Any], wanted: list[Any]) -> list[Any]:
-    entries = [*observed, *wanted]
-    if not all(isinstance(each, Mapping) for each in entries):
-        return wanted
-    keys = next((keys for keys in _KEYS if all(keys[0] in each for each in entries)), None)
+    keys = _keys([*observed, *wanted])
     if keys is None:
         return wanted
 

@@ -27,7 +27,6 @@ __all__ = [
     "UNWATCHED",
     "Cluster",
     "ClusterError",
-    "DuplicateError",
     "ForbiddenError",
     "ImmutableError",
     "StaleError",
@@ -59,8 +58,6 @@ _OTHER_UID = "metadata.uid"
 """Text of the apiserver if the object has another uid than the applied one."""
 _NO_VERSION = "1"
 """A resourceVersion that no object has."""
-_DUPLICATE = "Duplicate value"
-"""Text of the apiserver for two entries of a list with one name."""
 _QUEUES = f"/apis/{GROUP}/{VERSION}"
 _PAGE = 100
 """Objects of a list that are read at once: admission waits while one is decoded."""
@@ -73,10 +70,6 @@ class ClusterError(Exception):
 
 class ImmutableError(ClusterError):
     """The object has a value that cannot be changed."""
-
-
-class DuplicateError(ClusterError):
-    """A list has two entries with one name: in what is applied, or one of ours beside one that others changed."""
 
 
 class StaleError(ClusterError):
@@ -122,7 +115,8 @@ class Cluster:
         for kind, (prefix, plural) in CHILD_KINDS.items():
             with _where_served(kind):
                 for item in self._list(f"{prefix}/namespaces/{namespace}/{plural}", chosen, recent=True):
-                    # Entries of a list do not say what they are.
+                    # Entries of a list do not say what they are, and the apiserver leaves out an empty list.
+                    item["metadata"].setdefault("managedFields", [])
                     found[kind, item["metadata"]["name"]] = {"apiVersion": _api_version(prefix), "kind": kind, **item}
         return found
 
@@ -173,6 +167,7 @@ class Cluster:
         live = self.child(manifest)
         if live is None or live["metadata"]["uid"] != seen["metadata"]["uid"]:
             raise StaleError(f"{manifest['kind']} {manifest['metadata']['name']} was deleted or replaced")
+        live["metadata"].setdefault("managedFields", [])  # the apiserver leaves out an empty list
         query = [("fieldManager", MANAGER)]
         try:
             self.call("PATCH", _path(manifest), repair(manifest, live), query, "application/json-patch+json")
@@ -338,8 +333,6 @@ class Cluster:
                 kind = StaleError
             elif error.status == 422 and any(text in words for text in _IMMUTABLE):
                 kind = ImmutableError
-            elif error.status == 422 and _DUPLICATE in words:
-                kind = DuplicateError
             raise kind(words) from None
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the apiserver does not answer: {error}") from None

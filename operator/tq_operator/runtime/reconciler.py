@@ -26,7 +26,7 @@ from tq_operator.plan.status import Observation, known_use, master_problem, queu
 from tq_operator.plan.step import WORKLOADS, Children, Step, next_step, wanted_children
 from tq_operator.runtime.certificates import Certificates
 from tq_operator.runtime.checkpoints import checkpoint_report
-from tq_operator.runtime.cluster import Cluster, ClusterError, DuplicateError, ImmutableError, StaleError
+from tq_operator.runtime.cluster import Cluster, ClusterError, ImmutableError, StaleError
 from tq_operator.runtime.events import EventGate, event, worth_an_event
 from tq_operator.runtime.lease import is_held
 from tq_operator.runtime.masters import master_group
@@ -288,14 +288,13 @@ class Reconciler:
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
         self._check_leading()
         try:
-            if paths := drift(manifest, before):
-                self._cluster.repair(manifest, before or manifest)
+            paths = drift(manifest, before)
+            if before is not None and (paths or managed_fields_cleared(before)):
+                self._cluster.repair(manifest, before)
             applied = self._cluster.apply(manifest, before)
-        except (ImmutableError, DuplicateError) as error:
+        except ImmutableError:
             if before is None or (manifest["kind"] in WORKLOADS and holds_rows):
                 raise
-            if isinstance(error, DuplicateError) and not managed_fields_cleared(before):
-                raise  # both entries are of the queue
             self._cluster.check_create(manifest)
             self._cluster.delete(before)
             applied = self._cluster.apply(manifest, None)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kubernetes import config
+from kubernetes.dynamic.exceptions import ConflictError
 
 from tests.integration.operator.conftest import Operator, environment
 from tests.integration.operator.control_plane import ControlPlane, free_port, process
 from tests.integration.operator.drift import BACK_S, QUEUES, Actor, Watcher, children_of, is_ready, kubelet, until_back
 from tests.waiting import wait_until
+from tq_operator.plan.queue import Manifest
 from tq_operator.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(1200)
@@ -68,3 +71,37 @@ def test_every_change_of_any_field_of_any_child_is_taken_back(
     with capsys.disabled():
         print(f" {CHANGES} changes; Ready without endpoints for {watcher.longest_s:.1f} s at most ", end="")
     assert watcher.longest_s < BACK_S, watcher.worst
+
+
+def test_changes_of_an_object_without_managed_fields_are_taken_back(drifting: Operator) -> None:
+    """Nothing records who made them, and ours beside them would not be valid."""
+    cluster = Cluster(config.new_client_from_config(str(drifting.plane.kubeconfig)))
+
+    def change(path: str, edit: Callable[[Manifest], None]) -> None:
+        def put() -> bool:
+            found = cluster.call("GET", path)
+            found["metadata"]["managedFields"] = [{}]
+            edit(found["spec"])
+            with suppress(ConflictError):
+                cluster.call("PUT", path, found, [("fieldManager", "kubectl-edit")])
+                return True
+            return False
+
+        wait_until(put, f"{path} is changed")
+
+    def change_the_pods(spec: Manifest) -> None:
+        pod = spec["template"]["spec"]
+        (volume,) = (each for each in pod["volumes"] if each["name"] == "tls")
+        volume["emptyDir"] = {"medium": volume.pop("secret") and "Memory"}
+        pod["hostNetwork"] = True
+        pod["containers"][0]["ports"] = []
+
+    def change_the_port(spec: Manifest) -> None:
+        spec["ports"] = [{"name": spec["ports"][0]["name"], "port": 1234}]
+
+    with kubelet(cluster, NAMESPACE):
+        wait_until(lambda: is_ready(cluster.queue(NAMESPACE, "cold") or {}), "the queue is ready")
+        before = children_of(cluster, NAMESPACE, "cold")
+        change(f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/cold-storage", change_the_pods)
+        change(f"/api/v1/namespaces/{NAMESPACE}/services/cold-controller", change_the_port)
+        assert not until_back(cluster, NAMESPACE, "cold", before, BACK_S)

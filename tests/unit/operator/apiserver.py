@@ -52,7 +52,7 @@ class MemoryCluster(Cluster):
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | list[dict[str, Any]] | None = None,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
@@ -63,6 +63,18 @@ class MemoryCluster(Cluster):
             return self._page(plain, dict(query or []))
         self.requests.append(f"{method} {namespaced[1]}{'/status' if plain != path else ''}")
         old = self.objects.get(plain)
+        if isinstance(body, list):  # a JSON patch
+            assert old is not None
+            for each in body:
+                *parents, name = each["path"].strip("/").split("/")
+                target = old["metadata"] if parents else old
+                if each["op"] == "test":
+                    assert target[name] == each["value"]
+                elif each["op"] == "add":
+                    target[name] = each["value"]
+                else:
+                    del target[name]
+            return self.put(plain, old)
         if method == "POST":
             return body or {}
         if method == "PATCH" and body is not None and plain == path:

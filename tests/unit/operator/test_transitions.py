@@ -17,7 +17,7 @@ from tests.unit.operator.apiserver import MemoryCluster
 from tests.unit.operator.queues import IMAGES, document
 from tests.unit.operator.test_watched import KEY, PODS, QUEUES, pod
 from tq_operator.runtime import reconciler as module
-from tq_operator.runtime.cluster import ClusterError, DuplicateError, ForbiddenError, ImmutableError
+from tq_operator.runtime.cluster import ClusterError, ForbiddenError, ImmutableError
 from tq_operator.runtime.reconciler import Reconciler
 from tq_operator.runtime.usage import Usage
 
@@ -173,17 +173,16 @@ def test_a_change_comes_to_the_same_end_whichever_write_fails(name: str, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("error", "cleared", "refusal", "made_again"),
+    ("error", "refusal", "made_again"),
     [
-        (DuplicateError('ports[1].name: Duplicate value: "a"'), False, None, False),
-        (DuplicateError('ports[1].name: Duplicate value: "a"'), True, None, True),
-        (ImmutableError("field is immutable"), False, None, True),
-        (ImmutableError("field is immutable"), False, ClusterError("Invalid value"), False),
-        (ImmutableError("field is immutable"), False, ForbiddenError("exceeded quota: few"), True),
+        (ClusterError('ports[1].name: Duplicate value: "a"'), None, False),
+        (ImmutableError("field is immutable"), None, True),
+        (ImmutableError("field is immutable"), ClusterError("Invalid value"), False),
+        (ImmutableError("field is immutable"), ForbiddenError("exceeded quota: few"), True),
     ],
 )
 def test_a_child_is_deleted_only_if_it_can_be_made_again(
-    error: ClusterError, cleared: bool, refusal: ClusterError | None, made_again: bool
+    error: ClusterError, refusal: ClusterError | None, made_again: bool
 ) -> None:
     path = "/api/v1/namespaces/rl/services/quickstart-controller"
 
@@ -202,7 +201,6 @@ def test_a_child_is_deleted_only_if_it_can_be_made_again(
     reconciler = Reconciler(cluster, IMAGES, (), "test")
     assert reconciler.reconcile(KEY)
     old = cluster.objects[path]
-    fields: dict[str, Any] = {"managedFields": []} if cleared else {}
-    cluster.put(path, {**old, "spec": {**old["spec"], "ports": []}, "metadata": {**old["metadata"], **fields}})
+    cluster.put(path, {**old, "spec": {**old["spec"], "ports": []}})
     assert reconciler.reconcile(KEY) == made_again
     assert (cluster.objects[path]["metadata"]["uid"] != old["metadata"]["uid"]) == made_again
