@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from transfer_queue._printable import PrintableFormatter
 
 SERVER = """
 import asyncio, sys
@@ -58,3 +61,14 @@ def test_a_server_that_cannot_see_the_end_of_its_parent_does_not_start(tmp_path:
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("error: --die-with-parent: standard input is closed")
+
+
+def test_logs_of_servers_have_no_control_characters() -> None:
+    hostile = "p\x1b[2J\u202e\r\nERROR all is lost"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        record = logging.LogRecord("server", logging.ERROR, "", 1, "request for %s", (hostile,), sys.exc_info())
+    first, *trace = PrintableFormatter().format(record).split("\n")
+    assert first.endswith(r"server: request for p\x1b[2J\u202e\r\nERROR all is lost")
+    assert all(line.isprintable() for line in trace)
