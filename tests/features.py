@@ -147,7 +147,9 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Works(
             "cluster/test_e2e.py::test_the_storage_grows_shrinks_rolls_and_leaves_a_node_under_load_without_losing_a_row"
         ),
-        Cannot("a block may be as large as the memory of its pod, which has no room to copy it: use `tq drain`"),
+        Works(
+            "integration/mooncake/test_draining.py::test_the_hook_of_a_pod_moves_a_block_larger_than_the_memory_that_it_takes"
+        ),
         Cannot(_UNIT_IS_ACTOR),
         Cannot("not built: use `tq drain`"),
         Cannot(_NAMES_NONE),

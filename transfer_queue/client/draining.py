@@ -150,25 +150,47 @@ class _Mover:
     async def _move(self, unit: int, blocks: list[tuple[int, int, str]]) -> list[int]:
         """Copy blocks given as (number, bytes, partition) and let their rows follow. Returns the bytes of those that
         moved."""
+        copies: dict[int, tuple[BlockRef, UnitInfo]] = {}
+        try:
+            if not await self._copy_in_parts(unit, blocks, copies):
+                await self._copy_whole(unit, blocks, copies)
+        except BaseException:
+            await self._engine.discard_blocks([list(copies.values())])
+            raise
+        moved = await self._relocate(unit, copies)
+        return [nbytes for number, nbytes, _ in blocks if number in moved]
+
+    async def _copy_in_parts(
+        self, unit: int, blocks: list[tuple[int, int, str]], copies: dict[int, tuple[BlockRef, UnitInfo]]
+    ) -> bool:
+        """One block after the other, if the backend can; else False."""
+        for number, nbytes, partition in blocks:
+            try:
+                copy = await self._engine.copy_block(unit, number, nbytes, partition)
+            except (CapacityError, StorageKeyNotFoundError, DataLostError, ConnectionLostError) as error:
+                log.info("%s", error)  # a smaller one may find room, this one was cleared, or a unit is reconnecting
+                continue
+            if copy is None:
+                return False
+            copies[number] = copy
+        return True
+
+    async def _copy_whole(
+        self, unit: int, blocks: list[tuple[int, int, str]], copies: dict[int, tuple[BlockRef, UnitInfo]]
+    ) -> None:
         try:
             fetched = await self._engine.read_blocks([(unit, *block[:2]) for block in blocks], _REQUEST_S)
         except (StorageKeyNotFoundError, DataLostError, ConnectionLostError) as error:
             log.info("%s; its blocks are listed again", error)  # cleared meanwhile, or the unit is reconnecting
-            return []
-        copies: dict[int, tuple[BlockRef, UnitInfo]] = {}
+            return
         try:
             for (number, _, partition), block in zip(blocks, fetched.blocks, strict=True):
                 try:
                     copies[number] = await self._engine.store_whole(block.view.select(None, None), partition, 0.0)
                 except (CapacityError, ConnectionLostError) as error:
                     log.info("%s", error)  # a smaller one may find room
-        except BaseException:
-            await self._engine.discard_blocks([list(copies.values())])
-            raise
         finally:
             fetched.release()
-        moved = await self._relocate(unit, copies)
-        return [nbytes for number, nbytes, _ in blocks if number in moved]
 
     async def _relocate(self, unit: int, copies: dict[int, tuple[BlockRef, UnitInfo]]) -> set[int]:
         if not copies:

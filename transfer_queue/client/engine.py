@@ -376,18 +376,20 @@ class Engine:
         return stored
 
     async def _store_one(
-        self, backend: Backend, block: EncodedBlock, row_start: int, wait_s: float, scope: str
+        self, backend: Backend, block: EncodedBlock | BlockRead, row_start: int, wait_s: float, scope: str
     ) -> tuple[BlockRef, UnitInfo]:
         """Store on the first unit that takes it. Raises CapacityError, ConnectionLostError if none does."""
         failure: TransferQueueError | None = None
-        for info in self._placement.candidates(block.nbytes):
+        store: Any = backend.copy if isinstance(block, BlockRead) else backend.put
+        rows = 0 if isinstance(block, BlockRead) else block.rows  # of a copy they do not matter
+        for info in self._placement.candidates(block.nbytes or 0):
             number = (self._backend_writer << 32) | next(self._counter)
             if "ticket" in self._session.welcome.attributes:
                 self._scopes[number] = scope
             if not backend.capabilities.tracks_writers:
                 self._session.announce(info.unit, number)
             try:
-                nbytes = await backend.put(block, number, info, wait_s=wait_s)
+                nbytes = await store(block, number, info, wait_s=wait_s)
             except CapacityError as error:
                 failure = error
                 self._session.withdraw(number)
@@ -396,7 +398,7 @@ class Engine:
                 failure = failure or error
                 self._placement.move_on()
             else:
-                return BlockRef(info.unit, number, row_start, block.rows, nbytes), info
+                return BlockRef(info.unit, number, row_start, rows, nbytes), info
             finally:
                 self._scopes.pop(number, None)
         if failure is None:
@@ -560,6 +562,17 @@ class Engine:
         """Store a block of ``partition`` undivided, without a commit. Raises CapacityError, ConnectionLostError."""
         backend = await self._ready_backend()
         return await self._store_one(backend, block, 0, wait_s, partition)
+
+    async def copy_block(self, unit: int, block: int, nbytes: int, partition: str) -> tuple[BlockRef, UnitInfo] | None:
+        """Store a copy of a block as ``store_whole`` does, with memory for a part of it; None: the backend cannot.
+
+        Raises also StorageKeyNotFoundError, DataLostError.
+        """
+        backend, info = await self._ready_backend(), self._placement.get(unit)
+        if info is None:
+            raise DataLostError(f"storage unit {unit} is gone")
+        source = BlockRead(info, block, nbytes=nbytes)
+        return await self._store_one(backend, source, 0, 0.0, partition) if backend.capabilities.copies else None
 
     async def discard_blocks(self, stored: Sequence[Sequence[tuple[BlockRef, UnitInfo]]]) -> None:
         """Drop what ``store_blocks`` stored."""

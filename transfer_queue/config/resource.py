@@ -331,7 +331,7 @@ class Storage(Part):
     drain_seconds: Annotated[int, Between(0, 86400)] = Field(
         default=defaults.DRAIN_SECONDS,
         description="How long a storage unit that is taken away may take to move its rows to the others (simple "
-        "backend); 0: it does not, and changes that end one wait until the queue is empty.",
+        "and mooncake backends); 0: it does not, and changes that end one wait until the queue is empty.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

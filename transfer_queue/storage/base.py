@@ -63,6 +63,8 @@ class Capabilities:
     ids are never reused, so that this matters for repeated requests only."""
     persistent: bool = False
     """Blocks outlive the unit's process. A unit that comes back says which life it continues."""
+    copies: bool = False
+    """``copy`` works, and takes memory for a part of a block at a time."""
     reports_capacity: bool = False
     """``UnitStore.stats`` follows puts and frees, within a few seconds."""
 
@@ -116,6 +118,13 @@ class Backend(ABC):
         Waits up to ``wait_s`` seconds for space. On any error nothing stays stored.
         Raises CapacityError, ConnectionLostError.
         """
+
+    async def copy(self, source: BlockRead, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        """Store a copy of the whole block ``source`` on another unit; see ``put``. Only with ``capabilities.copies``.
+
+        Raises as ``put``, and StorageKeyNotFoundError.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def get(self, reads: Sequence[BlockRead], *, timeout_s: float) -> Fetched:

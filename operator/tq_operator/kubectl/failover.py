@@ -10,6 +10,7 @@ from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tq_operator.kubectl.access import Access, condition, is_ready, pod_named
 from tq_operator.kubectl.streams import execute
+from tq_operator.plan.children import empties_units
 from tq_operator.plan.queue import Manifest, queue_from
 from tq_operator.plan.settings import CONFIG_DIRECTORY
 from transfer_queue.errors import ConfigError, TransferQueueError, WaitTimeoutError
@@ -112,7 +113,7 @@ def drain(
     be emptied from within, TransferQueueError with what the program said.
     """
     queue = queue_from(document)
-    if queue.spec.backend.simple is None:
+    if not empties_units(queue):
         raise ConfigError(
             f"storage pods of the backend {queue.spec.backend.kind} have no room for the buffers of a drain; run "
             f"tq drain {unit} in a pod that uses the queue"

@@ -42,13 +42,16 @@ from tq_operator.plan.settings import (
 from transfer_queue.config.defaults import GROUP
 from transfer_queue.config.resource import Checkpoint, SsdOffload
 
-__all__ = ["CONFIG_ANNOTATION", "desired_children", "drains", "uses_storage_units"]
+__all__ = ["CONFIG_ANNOTATION", "desired_children", "drains", "empties_units", "uses_storage_units"]
 
 CONFIG_ANNOTATION = f"{GROUP}/config"
 """On pod templates: hash of the file that the process reads, so that a change of settings restarts it."""
 
-# Memory of a storage unit beside its rows: the interpreter, connections, receive buffers.
+# Memory of a storage unit beside its rows: the interpreter, connections, receive buffers, and the program that moves
+# its rows before it stops.
 _UNIT_OVERHEAD = 512 * MIB
+_SHARD_OVERHEAD = 128 * MIB
+"""With Mooncake, that program has an engine and a buffer of 64 MiB for each controller."""
 _END_SECONDS = 30
 """For the process to end after its drain."""
 
@@ -59,9 +62,15 @@ def uses_storage_units(queue: Queue) -> bool:
 
 
 def drains(queue: Queue) -> bool:
-    """Whether storage pods move their rows before they stop. With Mooncake that takes buffers which do not fit beside
-    the segment into the memory of its pod."""
-    return queue.spec.backend.simple is not None and queue.spec.storage.drain_seconds > 0
+    """Whether storage pods move their rows before they stop."""
+    return empties_units(queue) and queue.spec.storage.drain_seconds > 0
+
+
+def empties_units(queue: Queue) -> bool:
+    """Whether the memory of a storage pod is enough for the program that moves its rows. Mooncake without zeroCopy
+    would allocate ``localBufferSize`` there."""
+    mooncake = queue.spec.backend.mooncake
+    return queue.spec.backend.simple is not None or (mooncake is not None and mooncake.zero_copy.enable)
 
 
 def desired_children(queue: Queue, images: Images) -> list[Manifest]:
@@ -176,7 +185,8 @@ def _storage(queue: Queue, images: Images, file: str) -> list[Manifest]:
     part, mooncake = queue.spec.storage, queue.spec.backend.mooncake
     ports = {"transferqueue": part.port, "metrics": part.metrics_port}
     # Yuanrong's bytes lie in its worker.
-    memory = mebibytes(0 if queue.spec.backend.yuanrong else queue.spec.unit_capacity, _UNIT_OVERHEAD)
+    overhead = _UNIT_OVERHEAD + (_SHARD_OVERHEAD * (queue.shards - 1) if mooncake and drains(queue) else 0)
+    memory = mebibytes(0 if queue.spec.backend.yuanrong else queue.spec.unit_capacity, overhead)
     volumes, claims = _storage_volumes(queue)
     container = Container(
         image=part.image or (images.mooncake if mooncake else images.server),

@@ -36,6 +36,8 @@ WORKLOADS = ("Deployment", "StatefulSet")
 _FEWER = "removes the storage units"
 _FILL = 0.9
 """Of the storage that stays: how full moved rows may make it."""
+_FILL_OF_SEGMENTS = 0.7
+"""The same with Mooncake, where each part of a block, of up to 64 MiB, lies in one piece."""
 
 Children = Mapping[tuple[str, str], Manifest]
 """Observed objects by (kind, name)."""
@@ -219,7 +221,11 @@ def _moves_rows(observed: Manifest, queue: Queue, left: int, used: int | None) -
         for container in _pod(observed)["containers"]
     ]
     hook = any("transfer_queue.client.draining" in word for command in hooks for word in command)
-    return hook and left > 0 and used is not None and used <= _FILL * left * queue.spec.unit_capacity
+    return hook and left > 0 and used is not None and used <= _fill(queue) * left * queue.spec.unit_capacity
+
+
+def _fill(queue: Queue) -> float:
+    return _FILL if queue.spec.backend.simple is not None else _FILL_OF_SEGMENTS
 
 
 def _shape(workload: Manifest) -> tuple[str, list[str]]:

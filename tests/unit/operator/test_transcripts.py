@@ -313,11 +313,9 @@ def rdma_claim() -> World:
     world.capacity, world.missing = 4, ""
     world.settle("a node with devices comes")
     world.change("another spec", spec.replace("256", "512"))
-    world.used = 5
-    world.change("another class, while there are rows", spec.replace("256", "512").replace("a.example", "b.example"))
-    world.used, world.starting = 0, True
-    world.settle("the rows are consumed, and pods of the new template start")
-    world.starting = False
+    world.used, world.starting = 5, True
+    world.change("another class: each pod moves its rows", spec.replace("256", "512").replace("a.example", "b.example"))
+    world.used, world.starting = 0, False
     world.restarted("StatefulSet", "quickstart-storage")
     world.settle("they are ready")
     world.capacity = None

@@ -125,7 +125,7 @@ class MooncakeBackend(Backend):
     """
 
     name = "mooncake"
-    capabilities = Capabilities(reports_capacity=True)
+    capabilities = Capabilities(copies=True, reports_capacity=True)
 
     def __init__(self, context: BackendContext, settings: MooncakeSettings, store: Store) -> None:
         self._context = context
@@ -175,11 +175,37 @@ class MooncakeBackend(Backend):
                     await self._put_group(source, unit, deadline, wait_s)
         except BaseException as error:
             # After the worker's last work for this put, also if the caller has given up.
-            removal = self._in_background(self._call(lambda: self._store.remove([part.key for part in parts])))
+            removal = self._in_background(self._call(lambda: self._remove(parts)))
             if isinstance(error, CapacityError):  # the controller forgets a refused block: nothing may be left of it
                 await asyncio.shield(removal)
             raise
         return nbytes
+
+    async def copy(self, source: BlockRead, block_id: int, unit: UnitInfo, *, wait_s: float) -> int:
+        self._check_open()
+        deadline = self._loop.time() + wait_s
+        sizes = await self._sizes([source], self._loop.time() + self._settings.call_timeout)
+        nbytes = sizes[source.block]
+        olds, parts = (
+            parts_of(self._context.run, block, nbytes, self._settings.part_bytes) for block in (source.block, block_id)
+        )
+        try:
+            for old, new in zip(olds, parts, strict=True):
+                give_up = self._loop.time() + self._settings.call_timeout
+                lease = await self._take(new.nbytes, give_up)
+                try:
+                    await self._read_group({old.key: lease.array}, lease, give_up)
+                    write = _Write(unit, {new.key: [lease.array]}, lease, self._loop.create_future())
+                    await self._write_for_good(write, deadline, wait_s)
+                finally:
+                    lease.release()
+        except BaseException:
+            await asyncio.shield(self._in_background(self._call(lambda: self._remove(parts))))
+            raise
+        return nbytes
+
+    def _remove(self, parts: Sequence[Part]) -> None:
+        self._store.remove([part.key for part in parts])
 
     async def _put_in_place(
         self, block: EncodedBlock, groups: list[list[Part]], unit: UnitInfo, deadline: float, wait_s: float
@@ -198,12 +224,15 @@ class MooncakeBackend(Backend):
             raise CapacityError(f"no buffer for {needed} bytes: {self._exhausted()}") from None
         try:
             write = _Write(unit, source.values(lease.array), lease, self._loop.create_future(), source.fill)
-            if self._follower is None:
-                await self._store_all(write, deadline, wait_s)
-            else:
-                await self._store_for_good(self._follower, write, deadline, wait_s)
+            await self._write_for_good(write, deadline, wait_s)
         finally:
             lease.release()
+
+    async def _write_for_good(self, write: _Write, deadline: float, wait_s: float) -> None:
+        if self._follower is None:
+            await self._store_all(write, deadline, wait_s)
+        else:
+            await self._store_for_good(self._follower, write, deadline, wait_s)
 
     async def _store_all(self, write: _Write, deadline: float, wait_s: float) -> None:
         """Write until the leader has all values. Raises CapacityError, ConnectionLostError, _UnregisteredError."""
