@@ -42,11 +42,15 @@ class BlockClient:
 
     def __init__(self, address: str) -> None:
         self._io = IoThread()
-        self._engine = _Engine([address], "conformance", self._io.run_copy)
-        self._io.wait(self._engine.open(60.0), _CALL_S)
+        self._engine = self._io.wait(self._opened(address), _CALL_S)
         self.backend = self._io.wait(self._engine.backend(), _CALL_S)
         self.units: list[UnitInfo] = wait_until(self._two_units, "both storage units are registered")
         self._stored: dict[int, UnitInfo] = {}
+
+    async def _opened(self, address: str) -> _Engine:
+        engine = _Engine([address], "conformance", self._io.run_copy)  # on its loop
+        await engine.open(60.0)
+        return engine
 
     def _two_units(self) -> list[UnitInfo]:
         units = self._engine.units()
