@@ -128,9 +128,10 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None, **settings: NoRetur
             _leave(ended)
         if _attach_to_own(conf):
             return cast("DictConfig | None", conf)
-        check_names(_plain(conf) or {})
+        named = queue_named_by(conf)
+        check_names(_plain(conf) or {}, _is_backend, attaches=named is not None)
         check_values()
-        found = queue_named_by(conf) or attach_from_environment()
+        found = named or attach_from_environment()
         if found is not None:
             return _attach_to_found(found, conf)
         launched = ray_launcher()
@@ -378,6 +379,14 @@ def _start_local(conf: DictConfig | Mapping[str, Any] | None) -> tuple[StartedQu
             "a running queue"
         ) from None
     return start_local(conf)
+
+
+def _is_backend(name: str) -> bool:
+    """Does the program or an installed package bring a backend of this name?"""
+    from transfer_queue.compat.registered.registry import StorageManagerFactory
+    from transfer_queue.storage.registry import packaged_backends
+
+    return StorageManagerFactory.stores_by_itself(name) or name in packaged_backends()
 
 
 def _plain(conf: DictConfig | Mapping[str, Any] | None) -> dict[str, Any] | None:

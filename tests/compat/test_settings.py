@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
-import logging
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import transfer_queue as tq
 from tests.integration.stack import Stack
 from tests.integration.test_client_process import own_errors, run_python
 from transfer_queue.compat.server_info import Role, ZMQServerInfo
-from transfer_queue.config.init_settings import check_settings
+from transfer_queue.config.init_settings import check_names, check_settings
 from transfer_queue.errors import ConfigError, InvalidInputError, NotInitializedError, NotReadyError
 from transfer_queue.launch.conf import merge_settings, plan_queue
 from transfer_queue.sampler import GRPOGroupNSampler
@@ -183,12 +182,45 @@ def test_a_required_resource_of_nodes_is_taken_as_it_is_in_a_ray_cluster(recwarn
     assert [str(each.message) for each in recwarn] == []
 
 
-def test_an_unknown_setting_is_kept_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        check_settings({"controller": {"pollingmode": True}, "trainer": {"own": 1}, "queue": "demo"}, PACKAGED)
-    named = [record.getMessage().split(" is not")[0] for record in caplog.records]
-    assert named == ["conf: queue", "conf: controller.pollingmode"]
-    assert "controller.polling_mode" in caplog.text
+def test_what_configurations_of_earlier_releases_have_is_kept_and_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"enable": True, "backend": {"Yuanrong": {"etcd_address": "127.0.0.1:2379"}}}  # verl; 0.1.6
+    check_names(given, lambda name: False)
+    check_settings(given, PACKAGED)
+    named = [record.getMessage().split(" is a setting")[0] for record in caplog.records]
+    assert named == ["conf: enable", "conf: backend.Yuanrong.etcd_address"]
+
+
+@pytest.mark.parametrize(
+    ("conf", "text"),
+    [
+        ({"security": {"allowPickle": False}}, r"security\.allowPickle: .*controller\.addresses.*spec\.security\."),
+        ({"backend": {"mooncake": {}}}, r'spec\.backend\.mooncake of .*backend\.storage_backend: "MooncakeStore"'),
+        (
+            {"spec": {"layout": "dense"}},
+            r"spec\.layout of a TransferQueue resource .*; init\(\) has layout",
+        ),
+        ({"storage": {"replicas": 4}}, r"spec\.storage\.replicas of .*SimpleStorage\.num_data_storage_units$"),
+        ({"sampler": "GRPOGroupNSampler"}, r"^sampler: .* where it is controller\.sampler$"),
+        ({"controller": {"durability": "process"}}, r"it is spec\.controller\.durability of .*tq up -f"),
+        ({"controller": {"port": 99999}}, r"it is spec\.controller\.port of .*tq up -f"),
+        ({"unit_capacity": "1Gi"}, r"where it is backend\.SimpleStorage\.unit_capacity$"),
+        ({"backend": {"SimpleStorage": {"capacity": "1Gi"}}}, r"init\(\) has backend\.SimpleStorage\.unit_capacity$"),
+        ({"backend": {"RayStore": {"kind": "nixl", "x": 1}}}, r"RayStore\.kind"),
+        ({"trainer": {"own": 1}}, r"^trainer: unknown setting; there are: backend, controller, layout"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_with_where_it_belongs(
+    alone: None, conf: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        tq.init(conf)
+
+
+def test_the_section_of_a_backend_of_the_program_is_its_own() -> None:
+    check_names({"backend": {"OwnStore": {"url": 1}, "Other": 1}}, {"OwnStore", "Other"}.__contains__)
+    check_names({"backend": {"storage_backend": "Own", "Own": {"url": 1}}}, lambda name: False)
 
 
 def test_every_setting_at_its_default_passes_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,13 +238,11 @@ def test_settings_take_effect_and_let_another_process_attach(alone: None) -> Non
             "metrics": {"enabled": True, "port": port},
             "controller": {"sampler": GRPOGroupNSampler(2), "polling_mode": True},
             "backend": {"SimpleStorage": {**SMALL, "num_data_storage_units": 2, "total_storage_size": 6}},
-            "trainer": {"own": 1},
         },
         flags={"allow_objects": True},
     )
     merged = tq.init(conf)
     assert isinstance(merged, DictConfig)
-    assert merged.trainer.own == 1
     assert merged.metrics.endpoint == tq.get_metrics_endpoint() == f"127.0.0.1:{port}"
     with urllib.request.urlopen(f"http://{merged.metrics.endpoint}/metrics", timeout=30) as answer:
         assert b"tq_clients_connected" in answer.read()

@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -35,6 +35,7 @@ __all__ = [
     "Document",
     "TerseDocument",
     "Yaml",
+    "document_paths",
     "explain",
     "load_document",
     "parse_bytes",
@@ -275,6 +276,16 @@ def _field_type(model: type[BaseModel], alias: str | int) -> Any:
         if alias in (field.alias, name):
             return field.annotation
     return None
+
+
+def document_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted path of each field of ``model`` and of the models in it, as files have them."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        yield path
+        inner = _member(field.annotation, _is_model)
+        if inner is not None:
+            yield from document_paths(inner, f"{path}.")
 
 
 def _type_at(root: type[BaseModel], location: Sequence[str | int]) -> Any:

@@ -1,4 +1,4 @@
-"""The settings of ``init(conf)``: each takes effect, or is refused or warned of by its name."""
+"""The settings of ``init(conf)``: each takes effect or is refused; the log names those of 0.1.x that have none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import importlib.resources
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, V
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from transfer_queue.config.defaults import MOST_SHARDS
-from transfer_queue.config.document import explain, parse_bytes, read_yaml, wrong_type
+from transfer_queue.config.document import document_paths, explain, parse_bytes, read_yaml, wrong_type
 from transfer_queue.config.processes import SMALLEST_CAPACITY
 from transfer_queue.config.rules import NO_LIMIT, Between, Model
 from transfer_queue.errors import ConfigError
@@ -24,9 +24,6 @@ __all__ = ["ATTACH_SETTINGS", "check_names", "check_settings", "leaves"]
 log = logging.getLogger(__name__)
 
 SIMPLE = "backend.SimpleStorage"
-MOONCAKE = "backend.MooncakeStore"
-_IN_EFFECT = ("controller", "metrics", SIMPLE, MOONCAKE)
-"""Sections whose entries are looked at; the section ``ray`` is a document of its own."""
 _ADDED = {"metrics.endpoint", "controller.addresses"}
 _ADDRESSES = {"address", "addresses", "controller_address", "controller_addresses", "controller.address"}
 """What people write to attach to a queue. Without effect, another queue would be started."""
@@ -140,53 +137,123 @@ _WITHOUT_EFFECT = {
 }
 
 
-def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse misspelt settings and whole resources.
+_EARLIER = frozenset(
+    {
+        "enable",
+        "backend.MooncakeStore.client_name",
+        "backend.Yuanrong.client_name",
+        "backend.Yuanrong.etcd_address",
+        "backend.Yuanrong.host",
+        "backend.Yuanrong.port",
+    }
+)
+"""What configurations for 0.1.x have besides the settings of ``config.yaml``. It has no effect, and the log says so."""
+_INIT_NAMES = {
+    "spec.storage.replicas": f"{SIMPLE}.num_data_storage_units",
+    "spec.storage.capacity": f"{SIMPLE}.unit_capacity",
+    "spec.controller.sampleCapacity": f"{SIMPLE}.total_storage_size",
+    "spec.controller.metricsPort": "metrics.port",
+    "spec.backend.simple": 'backend.storage_backend: "SimpleStorage"',
+    "spec.backend.mooncake": 'backend.storage_backend: "MooncakeStore"',
+    "spec.backend.ray": 'backend.storage_backend: "RayStore"',
+}
+"""Settings of ``init`` that have another name than in a resource."""
 
-    Other unknown names belong to the program and are kept. Raises ConfigError.
+
+def check_names(given: Mapping[str, Any], is_backend: Callable[[str], bool], *, attaches: bool = False) -> None:
+    """Refuse settings without effect, with where they belong.
+
+    ``is_backend``: does a package or the program bring a backend of this name, whose section is its own? ``attaches``:
+    ``given`` names a queue, with ``ATTACH_SETTINGS`` about it. Raises ConfigError.
     """
     if "spec" in given and ("kind" in given or "apiVersion" in given):
         raise ConfigError(
             "conf is a whole TransferQueue resource, and init() takes settings as in config.yaml: start the resource "
             "with tq up -f FILE (or kubectl apply -f FILE) and call init() without it"
         )
-    text = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
-    packaged = read_yaml(text, "mapping of settings").value
-    _check_names(given, {**packaged, **dict.fromkeys(ATTACH_SETTINGS)}, "")
+    _check_names(given, {**_packaged(), **dict.fromkeys(ATTACH_SETTINGS if attaches else ("traces",))}, "", is_backend)
 
 
-def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
-    chosen = given.get("storage_backend")
+def _check_names(
+    given: Mapping[str, Any], known: Mapping[str, Any], prefix: str, is_backend: Callable[[str], bool]
+) -> None:
     for name, value in given.items():
         path = f"{prefix}{name}"
         section = known.get(name)
-        if isinstance(section, Mapping) and isinstance(value, Mapping) and path.startswith(_NAMED):
-            _check_names(value, section, f"{path}.")
+        if isinstance(section, Mapping) and section and isinstance(value, Mapping) and path.startswith(_NAMED):
+            _check_names(value, section, f"{path}.", is_backend)
         if path in _ADDRESSES:
             raise ConfigError(f'{path}: unknown setting; controller.addresses names a queue: ["host:port"]')
-        if name in known or path in _ADDED or name == chosen or path in _WITHOUT_EFFECT:
+        if name in known or path in {*_ADDED, *_EARLIER, *_WITHOUT_EFFECT}:
+            continue
+        if name in ATTACH_SETTINGS and not prefix and value is None:
+            continue
+        if prefix == "backend." and (name == given.get("storage_backend") or is_backend(str(name))):
             continue
         near = difflib.get_close_matches(str(name), [str(other) for other in known if other not in given], 1, _NEAR)
         if near:
             raise ConfigError(f"{path}: unknown setting; did you mean {prefix}{near[0]}?")
+        elsewhere = _elsewhere(next(leaves({path: value}))[0])
+        raise ConfigError(elsewhere or f"{path}: unknown setting; there are: {', '.join(sorted(map(str, known)))}")
+
+
+def _elsewhere(path: str) -> str:
+    """Where ``path``, which is no setting of ``init``, is one, as a line; empty where it is none anywhere."""
+    from transfer_queue.config.resource import TransferQueue  # only for the message: slow to import
+
+    last = path.rpartition(".")[2]
+    of_init = dict(_sections(_packaged()))
+    of_resource = list(document_paths(TransferQueue))
+    there = [other for other in of_resource if _is_same(other, path) or _is_same(other, f"spec.{path}")]
+    if path.partition(".")[0] in ATTACH_SETTINGS:
+        attach = f"{path}: has no effect without controller.addresses, which name a queue that is running"
+        return attach + (f"; for a new queue it is {there[0]} of its resource (tq up -f FILE)" if there else "")
+    if not there and (here := _named(last, of_init)):
+        return f"{path}: no setting of init(), where it is {' or '.join(here)}"
+    there = there or _named(last, of_resource)
+    if not there:
+        return ""
+    ours = [_INIT_NAMES.get(other) or other.removeprefix("spec.") for other in there]
+    ours = [name for name in ours if name in {*of_init, *_INIT_NAMES.values()}]
+    hint = f"; init() has {' or '.join(ours)}" if ours else ""
+    return f"{path}: no setting of init(); it is {' or '.join(there)} of a TransferQueue resource (tq up -f FILE){hint}"
+
+
+def _named(last: str, paths: Iterable[str]) -> list[str]:
+    """At most three of ``paths`` that end with the name ``last``."""
+    return [path for path in paths if _is_same(path.rpartition(".")[2], last)][:3]
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one.replace("_", "").casefold() == other.replace("_", "").casefold()
+
+
+def _packaged() -> dict[str, Any]:
+    text = importlib.resources.files("transfer_queue").joinpath("config.yaml").read_text()
+    known: dict[str, Any] = read_yaml(text, "mapping of settings").value
+    known["backend"]["RayStore"] = dict.fromkeys(_RayStore.model_fields)
+    return known
+
+
+def _sections(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of all sections and settings."""
+    for name, value in settings.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, Mapping):
+            yield from _sections(value, f"{prefix}{name}.")
 
 
 def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray: bool = False) -> None:
     """Look at what a caller set. ``known``: the packaged defaults, which name every entry there is. ``in_ray``: the
     queue is one of a Ray cluster.
 
-    Raises ConfigError naming the entry. Warns (UserWarning) of entries without effect; logs unknown ones, which are
-    kept, since programs put their own there.
+    Raises ConfigError naming the entry. Warns (UserWarning) of entries without effect, or logs those of 0.1.x alone.
     """
     _check_sections(given, known)
     try:
         _Settings.model_validate(given)
     except ValidationError as error:
         raise ConfigError("; ".join(explain(_Settings, problem) for problem in error.errors())) from None
-    for name, value in given.items():  # a section of its own may be the program's
-        if not isinstance(value, Mapping) and name not in {*known, *ATTACH_SETTINGS, *_WITHOUT_EFFECT}:
-            log.warning("conf: %s is not a setting and has no effect; there are: %s", name, ", ".join(sorted(known)))
-    entries = dict(leaves(known))
     for path, value in leaves(given):
         if value is None:
             continue
@@ -195,9 +262,8 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Any], *, in_ray
         if path in _WITHOUT_EFFECT or path.rpartition(".")[0] in _WITHOUT_EFFECT:
             reason = _WITHOUT_EFFECT.get(path) or _WITHOUT_EFFECT[path.rpartition(".")[0]]
             warnings.warn(f"conf: {path} has no effect: {reason}", stacklevel=6)
-        elif path.startswith(tuple(f"{section}." for section in _IN_EFFECT)) and not _is_known(path, entries):
-            siblings = sorted(name for name in entries if name.rpartition(".")[0] == path.rpartition(".")[0])
-            log.warning("conf: %s is not a setting and has no effect; near it there are: %s", path, ", ".join(siblings))
+        elif path in _EARLIER:
+            log.warning("conf: %s is a setting of 0.1.x and has no effect here", path)
 
 
 def _check_sections(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> None:
@@ -208,10 +274,6 @@ def _check_sections(given: Mapping[str, Any], known: Mapping[str, Any], prefix: 
         if not isinstance(value, Mapping):
             raise ConfigError(wrong_type(f"{prefix}{name}", value))
         _check_sections(value, section, f"{prefix}{name}.")
-
-
-def _is_known(path: str, entries: Mapping[str, Any]) -> bool:
-    return path in entries or path in _ADDED or path.startswith("controller.sampler")
 
 
 def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
