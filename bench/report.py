@@ -20,6 +20,7 @@ LABELS = {
     "upstream_mooncake": "TransferQueue 0.1 (PyPI), MooncakeStore",
     "mooncake_raw": "Mooncake alone",
     "mooncake_packed": "Mooncake alone, packing included",
+    "mooncake_structured": "Mooncake's structured store",
     "ray_store": "Ray, numpy columns",
     "ray_driver": "Ray driver, no queue: TensorDict",
     "dataproto_driver": "Ray driver, no queue: DataProto",

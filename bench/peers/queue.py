@@ -49,6 +49,9 @@ class Queue(Peer):
     def get(self) -> TensorDict:
         return tq.kv_batch_get(self._keys, PARTITION)
 
+    def get_some(self, fields: list[str], rows: range) -> TensorDict:
+        return tq.kv_batch_get(self._keys[rows.start : rows.stop], PARTITION, select_fields=fields)
+
     def column(self, got: TensorDict, name: str) -> Any:
         value = got[name]
         return (value.values().reshape(value.shape[0], -1) if value.is_nested else value).numpy()

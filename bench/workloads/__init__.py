@@ -12,7 +12,8 @@ from typing import Literal
 
 ORDER = (
     "limits", "dense", "mixed", "complex", "dense_tcp", "mixed_tcp", "dense_mooncake", "mixed_mooncake",
-    "small", "start", "control", "growth", "waiting", "stalls", "clients", "shards", "ppo", "ppo_mooncake",
+    "complex_mooncake", "small", "start", "control", "growth", "waiting", "stalls", "clients", "shards", "ppo",
+    "ppo_mooncake",
 )  # fmt: skip
 SMOKE = ("dense", "mixed", "small", "control")
 """What the smoke run measures: what takes seconds, and tells most of how fast this version is."""

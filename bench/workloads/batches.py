@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import Batch, nbytes
+from bench.data import ROWS, Batch, nbytes
 from bench.peers.base import Peer
 from bench.workloads import Against, Row, Workload
 
+SOME_FIELDS, SOME_ROWS = 2, 128
 NEW_MEMORY = "A copy into new memory, as a get gives it, runs at {limits/machine/fresh}."
 _prepared: dict[str, Any] = {}
 
@@ -33,9 +34,14 @@ def put_get(peer: Peer, name: str, batch: Batch) -> dict[str, float]:
     got = peer.get()
     end = time.perf_counter()
     del got
+    some = {}
+    if get_some := getattr(peer, "get_some", None):
+        began = time.perf_counter()
+        get_some(list(batch)[:SOME_FIELDS], range(ROWS // 4, ROWS // 4 + SOME_ROWS))
+        some["some"] = (time.perf_counter() - began) * 1e3
     peer.drop()
     size = nbytes(batch) / 1e9
-    return {"put": size / (between - start), "get": size / (end - between), "both": size / (end - start)}
+    return {"put": size / (between - start), "get": size / (end - between), "both": size / (end - start), **some}
 
 
 def over_tcp(name: str, title: str, target: float) -> Workload:
@@ -64,7 +70,8 @@ def over_tcp(name: str, title: str, target: float) -> Workload:
 
 
 def through_mooncake(name: str, title: str, times: float | None = None) -> Workload:
-    """The workload ``name`` through Mooncake over TCP, beside Mooncake itself, without and with packing.
+    """The workload ``name`` through Mooncake over TCP, beside Mooncake itself, without and with packing, and beside its
+    structured store.
 
     ``times``: how many times as fast as the release on PyPI a put and a get have to be.
     """
@@ -78,14 +85,23 @@ def through_mooncake(name: str, title: str, times: float | None = None) -> Workl
         Against(metric, f"{name} {way}: against Mooncake alone", ours, alone, 0.8, limit)
         for metric, way in (("put", "put"), ("get", "get"), ("both", "put→get"))
     ]
+    structured = f"Mooncake's own structured store carries {{{name}_mooncake/mooncake_structured/both}}."
+    ways = (("put", "put"), ("get", "get"), ("both", "put→get"))
+    against += [
+        Against(metric, f"{name} {way}: against the structured store", ours, "mooncake_structured", 1.05, structured)
+        for metric, way in ways
+    ]
     if times is not None:
         runs_on = f"Mooncake alone, which ours runs on, carries {{{name}_mooncake/{alone}/both}}."
         title_of = f"{name} put→get: against MooncakeStore of the release"
         against.append(Against("both", title_of, ours, "upstream_mooncake", times, runs_on))
     return Workload(
         f"{title}, through Mooncake over TCP",
-        (ours, "upstream_mooncake", alone, "mooncake_packed"),
-        _rows(name, "Mooncake"),
+        (ours, "upstream_mooncake", alone, "mooncake_packed", "mooncake_structured"),
+        (
+            *_rows(name, "Mooncake"),
+            Row("some", f"{name}: {SOME_ROWS} rows of {SOME_FIELDS} dense fields, Mooncake", "ms", "lower"),
+        ),
         ours=ours,
         rival="upstream_mooncake",
         against=tuple(against),

@@ -20,7 +20,7 @@ _LIMIT = (
 _ASYNC_LIMIT = "The client's process alone computes {small/ours/async_puts_cpu} for each row, on one core."
 WORKLOAD = Workload(
     "1 KB put and get",
-    ("ours", "upstream", "ray_store", "redis_server"),
+    ("ours", "upstream", "ray_store", "redis_server", "mooncake_structured"),
     (
         Row("put_p50", "1 KB put, p50", "ms", "lower", 0.3, limit=_LIMIT),
         Row("put_p99", "1 KB put, p99", "ms", "lower", 1.0, judged=False, limit=_LIMIT),
