@@ -390,12 +390,7 @@ class LocalStack:
         rows = "all rows" if self.plan.shards == 1 else "the rows of its partitions"
         self._restart(self._controllers, self._spawn_controller, "" if self._durable else rows)
         self._restart_storage()
-        try:
-            self._restart(self._savers, self._spawn_saver, None)
-        except StartError as error:  # the queue is worth more than its checkpoints
-            stop_all(self._savers)
-            self._savers = []
-            self._progress(f"no more checkpoints are saved: {error}; correct it and start the queue again", self._age)
+        self._restart(self._savers, self._spawn_saver, None)
 
     @property
     def _age(self) -> float:
@@ -415,7 +410,7 @@ class LocalStack:
         """``lost``: the rows that are lost with a server; empty: none are; None: the servers hold no rows."""
         now = time.monotonic()
         for number, server in enumerate(servers):
-            again = self._restarts.setdefault(server.name, Restarts())
+            again = self._restarts.setdefault(server.name, Restarts(endless=lost is None))
             failure = server.failure()
             if failure is None:
                 if again.starting and server.poll_ready():
@@ -450,7 +445,8 @@ class LocalStack:
             what = f"{failure}; it is restarted {when}{rows}"
             self.restarts = [*self.restarts[1 - _MOST_NOTED :], Restart(time.time(), what)]
             self._progress(what, now - self._began)
-            self.note("restarting", what)
+            if lost is not None:  # programs do not wait for what saves the queue
+                self.note("restarting", what)
         return again.due is not None and now >= again.due
 
     def _serves(self, again: Restarts, now: float, name: str) -> None:

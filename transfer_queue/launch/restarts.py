@@ -20,6 +20,8 @@ _HEALTHY_S = 60.0
 class Restarts:
     """The restarts of one server. Times are seconds on one monotonic clock."""
 
+    endless: bool = False
+    """Whether it is started again however often that failed: the queue does not need it."""
     due: float | None = None
     """Time of the next restart; None while the server runs."""
     starting: bool = False
@@ -32,7 +34,7 @@ class Restarts:
         """Note that the server ended; return the restart delay in seconds. Raises StartError if it cannot start."""
         if self.starting:
             self._failed += 1
-            if self._failed >= MOST_STARTS:
+            if self._failed >= MOST_STARTS and not self.endless:
                 raise StartError(f"{reason} ({MOST_STARTS} starts in a row failed)")
         elif now - self._served >= _HEALTHY_S:
             self._delay = 0.0

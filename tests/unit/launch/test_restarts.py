@@ -29,3 +29,12 @@ def test_a_server_that_cannot_start_is_given_up() -> None:
     restarts.started()
     with pytest.raises(StartError, match=rf"no port \({MOST_STARTS} starts in a row failed\)"):
         restarts.ended(0.0, "no port")
+
+
+def test_what_the_queue_does_not_need_is_started_again_for_ever() -> None:
+    restarts, now, delays = Restarts(endless=True), 0.0, []
+    for _ in range(12):
+        delays.append(restarts.ended(now, "no room"))
+        now += delays[-1]
+        restarts.started()
+    assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
