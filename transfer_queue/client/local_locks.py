@@ -77,25 +77,35 @@ class _AsyncLock(_Lock[AbstractAsyncContextManager[T]], AbstractAsyncContextMana
 
 
 def lock_block(call: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """``contextmanager`` for a lock, which warns if it is not entered."""
-    make = contextmanager(call)
+    """``contextmanager`` for a lock, which checks its arguments at once and warns if it is not entered."""
+    make, expected = contextmanager(call), inspect.signature(call)
 
     @wraps(call)
     def lock(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        _check_arguments(call.__name__, expected, *args, **kwargs)
         return _BlockingLock(f"with {call.__name__}(...):", partial(make, *args, **kwargs))
 
     return lock
 
 
 def async_lock_block(call: Callable[P, AsyncIterator[T]]) -> Callable[P, AbstractAsyncContextManager[T]]:
-    """``asynccontextmanager`` for a lock, which warns if it is not entered."""
-    make = asynccontextmanager(call)
+    """``asynccontextmanager`` for a lock, which checks its arguments at once and warns if it is not entered."""
+    make, expected = asynccontextmanager(call), inspect.signature(call)
 
     @wraps(call)
     def lock(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
+        _check_arguments(call.__name__, expected, *args, **kwargs)
         return _AsyncLock(f"async with {call.__name__}(...):", partial(make, *args, **kwargs))
 
     return lock
+
+
+def _check_arguments(name: str, expected: inspect.Signature, *args: Any, **kwargs: Any) -> None:
+    try:
+        given = expected.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None
+    check_lock(given["keys"], given["partition_id"], given.get("timeout"))
 
 
 class Held:

@@ -25,6 +25,10 @@ def test_a_lock_that_is_not_entered_says_that_nothing_was_locked(call: Callable[
         call("a", "train")
     assert f"write {usage}(...):" in str(said[0].message)
     assert said[0].filename == __file__
+    with pytest.raises(tq.InvalidInputError, match="timeout must be a number of seconds"):
+        call("a", "train", timeout=-1)
+    with pytest.raises(TypeError, match=r"lock\(\) missing a required argument: 'partition_id'"):
+        call("a")
 
 
 def test_a_lock_that_is_entered_warns_of_nothing_and_cannot_be_entered_again() -> None:
