@@ -33,7 +33,7 @@ from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses
 from transfer_queue.config.processes import SamplerChoice, Timing
-from transfer_queue.control.commands import Clear, ListKeys, Snapshot
+from transfer_queue.control.commands import Clear, ListKeys, Moved, Snapshot
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataset, mark_end
 from transfer_queue.errors import ConfigError, ConnectionLostError, QueueNotEmptyError, RequestError, StartError
@@ -319,12 +319,10 @@ def test_a_hold_puts_off_changes_but_neither_reads_nor_locks(client: tq.Transfer
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
-def test_a_controller_refuses_partitions_of_others(client: tq.TransferQueueClient, stack: LocalStack) -> None:
-    """What a client that does not know of shards would ask."""
+def test_a_controller_sends_those_who_ask_for_partitions_of_others_on(stack: LocalStack) -> None:
     with ControllerConnection(stack.attach_config) as link:
         link.look()
-        with pytest.raises(RequestError, match=r"is on controller shard 1, at .* this is shard 0"):
-            link._loop.run_until_complete(link._lines[0].request(Clear(partition_on(1))))
+        assert link._loop.run_until_complete(link._lines[0].request(Clear(partition_on(1)))) == Moved(1)
 
 
 def add_to(partition: str, times: int) -> None:

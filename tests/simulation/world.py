@@ -13,7 +13,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,8 @@ class Link:
 
     # what the controller calls
 
-    def reply(self, request: int, message: Any) -> None:
-        self._send(Kind.REPLY, request, message)
+    def reply(self, request: int, message: Any, payload: Sequence[Any] = ()) -> None:
+        self._send(Kind.REPLY, request, (message, bytes(payload[0])) if payload else message)
 
     def fail(self, request: int, error: BaseException) -> None:
         self._send(Kind.REPLY, request, Failure.of(error))
@@ -137,8 +137,9 @@ class Link:
 
     # what the peer calls
 
-    def request(self, number: int, message: Any, floor: int = 0) -> None:
-        self._arrive(lambda: self.server.controller.on_request(self, number, message, None, floor))
+    def request(self, number: int, message: Any, floor: int = 0, payload: bytes | None = None) -> None:
+        view = None if payload is None else memoryview(payload)
+        self._arrive(lambda: self.server.controller.on_request(self, number, message, view, floor))
 
     def notify(self, message: Any) -> None:
         self._arrive(lambda: self.server.controller.on_notice(self, message))
@@ -172,16 +173,18 @@ class Link:
 
 
 class Server:
-    """One life of the controller."""
+    """One life of a controller, which is ``number`` of ``world.shards``."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, number: int = 0) -> None:
         self.alive = True
         self.failure: Exception | None = None
         config = ControllerConfig(
-            durability="process", timing=Timing(heartbeat=1.0, peer_timeout=2.0, reconnect_grace=3.0)
-        )
-        self.controller = Controller(config, ControlCore(journal=True), world.clock)  # type: ignore[arg-type]
-        self.journal = Journal(world.folder, segment_bytes=4096)
+            durability="process", timing=Timing(heartbeat=1.0, peer_timeout=2.0, reconnect_grace=3.0),
+            shards=[f"shard:{shard + 1}" for shard in range(world.shards)] if world.shards > 1 else [], shard=number,
+        )  # fmt: skip
+        core = ControlCore(journal=True, shard=number)
+        self.controller = Controller(config, core, world.clock)  # type: ignore[arg-type]
+        self.journal = Journal(world.folder / str(number), segment_bytes=4096)
         self._world = world
         self._sync = world.random.random() < 0.5
         attach_journal(
@@ -232,14 +235,15 @@ class Server:
 class World:
     """``events`` is what happened, for people who look at a failing seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shards: int = 1) -> None:
+        self.shards = shards
         self.random = random.Random(seed)
         self.clock = Clock()
         self.events: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="tq-simulation-", dir="/dev/shm")
         self.folder = Path(self._folder.name)
         self.links: list[Link] = []
-        self.server = Server(self)
+        self.servers = [Server(self, number) for number in range(shards)]
         self.delivered: Counter[int] = Counter()
         self.worked: set[int] = set()
         """Rows that a client of the leasing task was done with, so that it asked to acknowledge them."""
@@ -251,8 +255,14 @@ class World:
         self.abandoned = 0
         """Fetches whose answer nobody waits for any more: what they took is lost to the task."""
 
+    @property
+    def server(self) -> Server:
+        """The only one, or the first."""
+        return self.servers[0]
+
     def close(self) -> None:
-        self.server.die()
+        for server in self.servers:
+            server.die()
         self._folder.cleanup()
 
     def delay(self) -> float:
@@ -262,20 +272,21 @@ class World:
     def note(self, text: str) -> None:
         self.events.append(f"{self.clock.now:9.4f} {text}")
 
-    def connect(self, peer: Any, hello: Hello) -> Link:
-        link = Link(self, self.server, peer)
+    def connect(self, peer: Any, hello: Hello, shard: int = 0) -> Link:
+        link = Link(self, self.servers[shard], peer)
         self.links = [old for old in self.links if not old.closed]
         self.links.append(link)
         link.request(1, hello)
         return link
 
-    def restart(self) -> None:
-        """Kill the controller and start the next one at once."""
-        self.note("controller is killed")
-        self.server.die()
+    def restart(self, shard: int = 0) -> None:
+        """Kill a controller and start the next one at once."""
+        self.note(f"controller {shard} is killed")
+        self.servers[shard].die()
         for link in self.links:
-            link.cut()
-        self.server = Server(self)
+            if link.server is self.servers[shard]:
+                link.cut()
+        self.servers[shard] = Server(self, shard)
 
     def cut_one(self) -> None:
         """Break some connection."""

@@ -8,21 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.control.checkpoint import NO_UNIT
 from transfer_queue.control.commands import BlockRef
 
-__all__ = ["COLUMNS", "partitions_of_slots", "relocate"]
-
-COLUMNS: dict[str, Any] = {
-    "unit": np.int32,
-    "block": np.uint64,
-    "start": np.int64,
-    "cells": np.uint32,
-    "nbytes": np.int64,
-    "schema": np.int32,
-    "suspect": np.uint8,
-}
-"""Of a state's table of blocks."""
+__all__ = ["partitions_of_slots", "relocate"]
 
 
 def relocate(state: Mapping[str, Any], refs: Mapping[int, Sequence[BlockRef]]) -> dict[str, Any]:

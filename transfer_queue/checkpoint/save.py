@@ -24,13 +24,14 @@ from transfer_queue.checkpoint.files import (
     Writer,
     check_not_foreign,
 )
-from transfer_queue.checkpoint.relocate import COLUMNS
 from transfer_queue.checkpoint.shards import merge, slot_offsets
 from transfer_queue.client.arguments import check_flag
 from transfer_queue.client.client import Client
 from transfer_queue.client.engine import Engine
+from transfer_queue.client.moving import settle_moves
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
+from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.errors import (
     CheckpointError,
     ConnectionLostError,
@@ -38,6 +39,7 @@ from transfer_queue.errors import (
     InvalidTypeError,
     NotInitializedError,
     TransferQueueError,
+    WaitTimeoutError,
 )
 from transfer_queue.lifecycle import current_client
 from transfer_queue.storage.base import Fetched
@@ -51,6 +53,7 @@ REQUEST_S = 120.0
 _END_S = 5.0
 """Of an EndCapture. A capture also ends with its connection, so a controller that is gone is not waited for."""
 _RETRY_FOR_S = 20.0
+_PAUSE_S = 0.2
 WINDOW_BYTES = 64 << 20
 """Blocks that are moved at a time."""
 WINDOW_BLOCKS = 256
@@ -183,6 +186,19 @@ def _save(
 async def _capture(engines: Sequence[Engine], token: int) -> list[bytes]:
     """The state of each controller, all at one moment: none changes rows before all have handed out their state."""
     hold = len(engines) > 1
+    deadline = time.monotonic() + _RETRY_FOR_S
+    while hold:
+        await settle_moves(engines)
+        try:
+            return await _capture_once(engines, token, hold)
+        except WaitTimeoutError:  # a partition moves
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+    return await _capture_once(engines, token, hold)
+
+
+async def _capture_once(engines: Sequence[Engine], token: int, hold: bool) -> list[bytes]:
     asked = [asyncio.create_task(engine.transfer(Capture(hold, token), (), REQUEST_S)) for engine in engines]
     try:
         contents = await asyncio.gather(*asked)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.checkpoint.relocate import COLUMNS
+from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.control.checkpoint import EXTENT_BITS, SHARD_BITS
 from transfer_queue.control.directory import shard_of
 

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from transfer_queue._printable import printable
-from transfer_queue.cli import checkpoint, data, diagnosis, storage
+from transfer_queue.cli import checkpoint, data, diagnosis, move, storage
 from transfer_queue.cli.connection import QueueOption, running_queues
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, show
@@ -193,6 +193,7 @@ _COMMANDS: dict[Callable[..., None], Sequence[str]] = {
     status: ("tq status", "tq status -o json"),
     diagnosis.top: ("tq top", "tq top --once"),
     storage.drain: ("tq drain storage-0", "tq drain storage-0 --cancel"),
+    move.move: ("tq move train_0 2",),
     data.ls: ("tq ls", "tq ls train_0"),
     data.get: ("tq get train_0 a b", "tq get train_0 a -F reward -o json"),
     data.put: ("tq put train_0 a reward=1.0 text='\"hello\"'", "tq put train_0 a --tag '{\"score\": 1}'"),

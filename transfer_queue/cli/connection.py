@@ -14,18 +14,20 @@ from transfer_queue.cli.state import read_running
 from transfer_queue.config.attach import AttachConfig, ControllerAddresses, attach_from_environment, parse_address
 from transfer_queue.config.document import load_document
 from transfer_queue.config.trouble import trouble_at
-from transfer_queue.control.commands import Command, ListPartitions, Value
+from transfer_queue.control.commands import Command, ListPartitions, Moved, Value
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConfigError, ConnectionLostError, RequestError, TransferQueueError, WaitTimeoutError
 from transfer_queue.runtime.connect import connect
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
-from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
+from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look, Settle
 
 __all__ = ["ControllerConnection", "ControllerOption", "QueueOption", "find_queue", "partitions", "running_queues"]
 
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
+_MOST_HOPS = 8
+"""Controllers that are asked for a partition, one after the other, while it moves."""
 
 
 def running_queues(incomplete: str) -> list[str]:
@@ -125,11 +127,22 @@ class ControllerConnection:
     async def _request(self, message: Any) -> Any:
         lines = self._lines or await self._open()
         if isinstance(message, Command) and not spans(message):
-            return await lines[shard_of(message.partition, len(lines))].request(message)
+            return await self._of_partition(lines, message)
         replies = [await line.request(message) for line in lines]
         if len(replies) == 1:
             return replies[0]
         return Value(merged([reply.value for reply in replies])) if isinstance(message, Look) else merge_values(replies)
+
+    async def _of_partition(self, lines: list[_Line], message: Command) -> Any:
+        shard = shard_of(message.partition, len(lines))
+        for _ in range(_MOST_HOPS):
+            reply = await lines[shard].request(message)
+            if not isinstance(reply, Moved):
+                return reply
+            shard = reply.shard
+            if reply.proof:
+                await lines[shard].request(Settle(message.partition, reply.proof))
+        raise RequestError(f"partition {message.partition!r} is being moved; try again")
 
     async def _open(self) -> list[_Line]:
         shard = Shard.of((await self._first.connected()).welcome.attributes)

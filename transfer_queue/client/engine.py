@@ -125,6 +125,16 @@ class Engine:
         """The controller of this engine, if there are several; None: the queue has one."""
         return self._session.shard
 
+    @property
+    def writer(self) -> int:
+        """This client's number at the controller, for now."""
+        return self._session.writer
+
+    @property
+    def guests(self) -> frozenset[str]:
+        """Partitions that were moved to this controller before this client attached."""
+        return self._session.guests
+
     async def close(self) -> None:
         """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
         self._lines.close()

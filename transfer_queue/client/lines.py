@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transfer_queue.client.placement import Placement
-from transfer_queue.client.session import ControllerSession
-from transfer_queue.control.commands import BlockRef, Command, Commit, Committed, Reply
+from transfer_queue.client.session import ControllerSession, MovedAwayError
+from transfer_queue.control.commands import BlockRef, Command, Commit, Committed, Moved, Reply
 from transfer_queue.errors import JournalWriteError, TransferQueueError
 from transfer_queue.runtime.blocking import BlockingConnection, connect_blocking
 from transfer_queue.runtime.tls import Credentials
@@ -130,6 +130,8 @@ class Lines:
         request, floor = self._session.begin()
         try:
             reply: Reply = line.controller.request(command, request_id=request, floor=floor)[0]
+            if isinstance(reply, Moved):
+                raise MovedAwayError(reply)
             return reply
         except TransferQueueError:
             if line.controller.closed:
@@ -188,7 +190,7 @@ class Lines:
         try:
             # A line's requests never wait; one that has to comes again, with its time, over the session.
             at_once = msgspec.structs.replace(filled, wait_s=0.0)
-            reply: Committed = line.controller.request(at_once, request_id=request, floor=floor)[0]
+            reply: Committed | Moved = line.controller.request(at_once, request_id=request, floor=floor)[0]
         except TransferQueueError as error:
             if line.controller.closed or isinstance(error, JournalWriteError):
                 return doubt
@@ -199,6 +201,9 @@ class Lines:
             self._loop.call_soon_threadsafe(in_doubt, doubt)
             raise
         self._session.end(request)
+        if isinstance(reply, Moved):
+            self._abort(line.units[info.address], ref.block, info)
+            raise MovedAwayError(reply)
         return reply
 
     def read(self, backend: MemoryBackend, reads: Sequence[BlockRead]) -> Fetched | None:

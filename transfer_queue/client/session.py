@@ -15,7 +15,7 @@ import msgspec
 from transfer_queue.backoff import Backoff
 from transfer_queue.client.waiting import Waits
 from transfer_queue.config.trouble import Trouble, trouble_at
-from transfer_queue.control.commands import Command, Fetch, Lock, Reply
+from transfer_queue.control.commands import Command, Fetch, Lock, Moved, Reply
 from transfer_queue.control.directory import Shard
 from transfer_queue.errors import (
     ConfigError,
@@ -40,7 +40,7 @@ from transfer_queue.wire.messages import (
     Welcome,
 )
 
-__all__ = ["ControllerSession", "silence"]
+__all__ = ["ControllerSession", "MovedAwayError", "silence"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _RETRY_S = (0.1, 1.0)
 _LOOK_S = 0.5
 """Interval at which a waiting call checks whether to go on."""
+_LEAST_WAIT_S = 0.001
+"""A fetch that waits ends with an error, and one that does not with an empty batch."""
 _SILENT_S = 5.0
 """Silence after which a server is reported: a live server sends a message at least every four seconds."""
 _FIRST_REQUEST = 1000
@@ -57,6 +59,14 @@ _IN_DOUBT_S = 300.0
 """Time for which a fetch of unknown outcome can be asked for again."""
 _SILENCE_S = 2.0
 """Time of the first attach after which a warning says what this process waits for."""
+
+
+class MovedAwayError(TransferQueueError):
+    """The partition of a request is on another controller, where the client's engine asks next."""
+
+    def __init__(self, moved: Moved) -> None:
+        super().__init__(f"the partition is on controller shard {moved.shard}")
+        self.moved = moved
 
 
 class ControllerSession:
@@ -86,6 +96,7 @@ class ControllerSession:
         self._changed = changed
         self._credentials = credentials
         self._refused: NotAuthorizedError | ConfigError | None = None
+        self.guests: frozenset[str] = frozenset()
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -263,7 +274,8 @@ class ControllerSession:
                     )
                 first_writer = self.writer
                 if isinstance(command, Fetch):
-                    command = msgspec.structs.replace(command, timeout_s=max(0.0, fetch_until - loop.time()))
+                    left_s = max(_LEAST_WAIT_S, fetch_until - loop.time()) if command.timeout_s else 0.0
+                    command = msgspec.structs.replace(command, timeout_s=left_s)
                 try:
                     with self._waits.on(f"the {connection.peer}", deadline, partial(_unanswered, connection, command)):
                         reply, _ = await connection.request(
@@ -272,6 +284,8 @@ class ControllerSession:
                             request_id=request,
                             floor=self._floor(),
                         )
+                    if isinstance(reply, Moved):
+                        raise MovedAwayError(reply)
                     return reply  # type: ignore[no-any-return]
                 except JournalWriteError as error:  # the controller ends, and what starts it again may make room
                     if refused:
@@ -402,6 +416,7 @@ class ControllerSession:
             connection.close()
             return
         before, self.welcome = self.welcome, connection.welcome
+        self.guests = frozenset(self.welcome.attributes.get("guests", ()))
         if before.run and before.run != self.welcome.run:
             log.warning("the %s at %s has restarted; rows put before are gone", self._what, address)
         self._connection, self.connected_to = connection, address

@@ -16,7 +16,7 @@ from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.effects import EffectLog
 from transfer_queue.control.schema import PutSchema, SchemaTable
 
-__all__ = ["BlockTable"]
+__all__ = ["COLUMNS", "BlockTable"]
 
 _FEW = 8
 """Cells that are released are counted by sorting them if they are fewer than one in so many slots."""
@@ -150,17 +150,42 @@ class BlockTable:
 
     def dump(self) -> dict[str, Any]:
         used = self._table.used
-        columns = {name: getattr(self, name).array[:used].tobytes() for name in _COLUMNS}
+        columns = {name: getattr(self, name).array[:used].tobytes() for name in COLUMNS}
         return {"used": used, "count": self.count, "vacant": self._vacant, "schemas": self.schemas.dump(), **columns}
+
+    def dump_slots(self, slots: Ints) -> dict[str, Any]:
+        """Like `dump`, a table of these blocks alone, from slot 1 on."""
+        columns = {
+            name: np.concatenate((np.zeros(1, array.dtype), array[slots])).tobytes()
+            for name, array in ((name, getattr(self, name).array) for name in COLUMNS)
+        }
+        numbers, counts = (found.tolist() for found in np.unique(self.schema.array[slots], return_counts=True))
+        schemas = [[number, n, self.schemas[number].fields] for number, n in zip(numbers, counts, strict=True)]
+        return {
+            "used": len(slots) + 1,
+            "count": len(slots),
+            "vacant": 0,
+            "schemas": [max(numbers, default=0), schemas],
+            **columns,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         used = state["used"]
         self._table.extend(used - self._table.used)
-        for name in _COLUMNS:
+        for name in COLUMNS:
             array = getattr(self, name).array
             array[:used] = np.frombuffer(state[name], array.dtype)
         self.count, self._vacant = state["count"], state["vacant"]
         self.schemas.load(state["schemas"])
 
 
-_COLUMNS = ("unit", "block", "start", "cells", "nbytes", "schema", "suspect")
+COLUMNS: dict[str, Any] = {
+    "unit": np.int32,
+    "block": np.uint64,
+    "start": np.int64,
+    "cells": np.uint32,
+    "nbytes": np.int64,
+    "schema": np.int32,
+    "suspect": np.uint8,
+}
+"""Of a dumped table."""

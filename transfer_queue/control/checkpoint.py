@@ -46,6 +46,7 @@ def capture(core: ControlCore, sampler: list[Any] | None = None) -> dict[str, An
     """The whole state at this moment, as plain data. ``sampler``: what `saved_sampler` returned, if it was called."""
     state_now = core.snapshot()
     del state_now["locks"]  # of clients that will not be there
+    del state_now["moves"]  # a queue that loads it has partitions where their names put them
     return {"state": state_now, "sampler": sampler or saved_sampler(core)}
 
 

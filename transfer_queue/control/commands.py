@@ -35,6 +35,7 @@ __all__ = [
     "ListPartitions",
     "Lock",
     "Lookup",
+    "Moved",
     "ProductionStatus",
     "RenewLock",
     "Reply",
@@ -301,6 +302,14 @@ class Value(Reply, frozen=True, tag=True, omit_defaults=True):
     """A plain value."""
 
     value: Any = None
+
+
+class Moved(Reply, frozen=True, tag=True, omit_defaults=True):
+    """The partition is on controller ``shard``, and nothing was done: ask there. ``proof``: what to show there first,
+    with a Settle; empty: nothing."""
+
+    shard: int
+    proof: str = ""
 
 
 class Committed(Reply, frozen=True, tag=True, omit_defaults=True):

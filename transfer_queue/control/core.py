@@ -36,6 +36,7 @@ from transfer_queue.control.commands import (
     Value,
 )
 from transfer_queue.control.description import describe, describe_waiters, validate, validate_waiters
+from transfer_queue.control.directory import block_ids, units_of
 from transfer_queue.control.effects import PARKED, Effect, Parked
 from transfer_queue.control.lease import Lease
 from transfer_queue.control.partition import Partition
@@ -247,7 +248,7 @@ class ControlCore:
             self.state.log.record(UnitLost(unit))
         for partition in self.state.partitions.values():
             self.serving.serve_lacking(partition)
-        self._admit()  # refuses the first parked commit if its blocks are gone
+        self.admit_commits()  # refuses the first parked commit if its blocks are gone
 
     def unit_suspect(self, unit: int) -> None:
         """The unit cannot be reached for now: what it holds counts, but it is asked when it joins."""
@@ -308,9 +309,11 @@ class ControlCore:
         return [names[number] for number in numbers[slots].tolist()]
 
     def unknown_blocks(self, unit: int, blocks: list[int]) -> list[int]:
-        """Return the blocks among ``blocks`` that no row refers to. A put that is not committed yet is among them: ask
-        again after a grace period before freeing what a unit reports."""
+        """Return the blocks among ``blocks`` that neither a row refers to nor a partition on its way here. A put that
+        is not committed yet is among them: ask again after a grace period before freeing what a unit reports."""
         known = set(self.state.blocks.block.array[self.state.blocks.find(unit, blocks)].tolist())
+        for arrival in self.state.moves.arriving.values():
+            known.update(block_ids(arrival.content)[units_of(arrival.content) == unit].tolist())
         return [block for block in blocks if block not in known]
 
     # ------------------------------------------------------------------------------------------------------- commit
@@ -395,9 +398,9 @@ class ControlCore:
         for partition in self.state.partitions.values():
             self.serving.adopt(partition)
             self.serving.serve(partition, partition.subscriptions.values())
-        self._admit()
+        self.admit_commits()
 
-    def _admit(self) -> None:
+    def admit_commits(self) -> None:
         """Carry out parked commits in order, as far as the sample budget allows."""
         while self.wait_queue.commits:
             waiter = next(iter(self.wait_queue.commits.values()))
@@ -424,7 +427,7 @@ class ControlCore:
             self.wait_queue.remove(waiter)
         for waiter in waiters:
             if isinstance(waiter.command, Commit):
-                self._admit()
+                self.admit_commits()
             elif partition := self.state.partitions.get(waiter.command.partition):
                 subscription = partition.subscribe(waiter.command.task, tuple(waiter.command.fields))
                 subscription.task.last_fetch = self.state.leases.now
@@ -508,7 +511,7 @@ class ControlCore:
                 self.state.rows -= len(positions)
                 partition.clear(compact(positions))
                 self.serving.serve_lacking(partition)
-        self._admit()
+        self.admit_commits()
         return Done(missing=missing)
 
     @_handlers.on(ResetConsumption)

@@ -1,8 +1,9 @@
 """Several controllers behind one queue: which of them has which partition, and whose a block is.
 
 A partition lives on one shard, which a hash of its name decides (rendezvous hashing, the same in every process). So
-controllers never need to agree on anything: a client that knows how many there are knows whom to ask. The numbers of a
-queue's writers carry the shard in their highest bits, so that a storage unit knows whose block it holds.
+controllers never need to agree on anything: a client that knows how many there are knows whom to ask. Partitions that
+were moved are exceptions, which the controllers that they left and came to keep (`Moves`). The numbers of a queue's
+writers carry the shard in their highest bits, so that a storage unit knows whose block it holds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,26 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from transfer_queue.control.commands import Value
 from transfer_queue.control.requests import Request, Scope
 
-__all__ = ["Shard", "merge_values", "shard_of", "shard_of_block", "shard_of_writer", "spans", "writer_bits"]
+__all__ = [
+    "Arrival",
+    "Away",
+    "Moves",
+    "Shard",
+    "block_ids",
+    "merge_values",
+    "shard_of",
+    "shard_of_block",
+    "shard_of_writer",
+    "spans",
+    "units_of",
+    "writer_bits",
+]
 
 _WRITER_BITS = 31
 """Of a block id's 63; the low 32 are the writer's count."""
@@ -60,6 +76,73 @@ def shard_of_writer(writer: int, shards: int) -> int:
 def shard_of_block(block: int, shards: int) -> int:
     """The shard whose client wrote the block."""
     return shard_of_writer(block >> 32, shards)
+
+
+class Away(msgspec.Struct, frozen=True, array_like=True):
+    """A partition has gone to the controller ``shard``, which wants to see ``proof`` before it serves it."""
+
+    shard: int
+    proof: str
+
+
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a partition that ``source`` has not let go yet, as far as this controller knows."""
+
+    seal: str
+    source: int
+    content: dict[str, Any]
+
+
+class Moves:
+    """Partitions that left a controller, those that came to stay, and those that are on their way, see
+    `transfer_queue.control.moves`. All others are where the hash of their name puts them."""
+
+    def __init__(self) -> None:
+        self.away: dict[str, Away] = {}
+        self.here: dict[str, None] = {}
+        self.arriving: dict[str, Arrival] = {}
+
+    def leave(self, name: str, shard: int, proof: str) -> None:
+        self.here.pop(name, None)
+        self.away[name] = Away(shard, proof)
+
+    def settle(self, name: str) -> None:
+        """The partition has arrived."""
+        self.arriving.pop(name, None)
+        self.away.pop(name, None)
+        self.here[name] = None
+
+    def arrive_at(self, unit: int) -> bool:
+        """Return whether a partition that is on its way has blocks on a storage unit."""
+        return any(unit in units_of(found.content) for found in self.arriving.values())
+
+    def clear(self) -> None:
+        """Every partition is where its name puts it."""
+        for table in (self.away, self.here, self.arriving):
+            table.clear()
+
+    def dump(self) -> list[Any]:
+        return [
+            [[name, away.shard, away.proof] for name, away in self.away.items()],
+            list(self.here),
+            [[name, found.seal, found.source, found.content] for name, found in self.arriving.items()],
+        ]
+
+    def load(self, data: list[Any]) -> None:
+        away, here, arriving = data
+        self.away.update({name: Away(shard, proof) for name, shard, proof in away})
+        self.here.update(dict.fromkeys(here))
+        self.arriving.update({name: Arrival(seal, source, content) for name, seal, source, content in arriving})
+
+
+def units_of(content: Mapping[str, Any]) -> NDArray[np.int32]:
+    """The storage unit of each block of a partition on its way."""
+    return np.frombuffer(content["blocks"]["unit"], np.int32)[1:]
+
+
+def block_ids(content: Mapping[str, Any]) -> NDArray[np.uint64]:
+    """The number of each block of a partition on its way."""
+    return np.frombuffer(content["blocks"]["block"], np.uint64)[1:]
 
 
 def spans(request: Request) -> bool:

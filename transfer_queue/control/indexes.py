@@ -47,6 +47,11 @@ class IndexSpace:
         self.used += 1
         return first
 
+    def skip(self, starts: list[int]) -> None:
+        """Never give out these extents: an earlier life of this controller did, for a partition that has come back."""
+        own = [start for start in starts if start >> 48 == self.shard]
+        self.used = max([self.used, *(((start & ((1 << 48) - 1)) >> _BITS) + 1 for start in own)])
+
 
 class IndexMap:
     """The extents of one partition: its rows number o·2**20 … lie in the extent that starts at ``starts[o]``."""

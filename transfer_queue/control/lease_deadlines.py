@@ -27,6 +27,11 @@ class LeaseDeadlines:
         self._deadlines: list[tuple[float, int, Lease, Task, Partition]] = []
         self._prune_at = 64
 
+    @property
+    def next_number(self) -> int:
+        """What the next lease is called."""
+        return self._next
+
     def grant(
         self, partition: Partition, task: Task, client: int, rows: Rows, seconds: float, dealt: bool, number: int = 0
     ) -> Lease:

@@ -101,6 +101,10 @@ class Locks:
     def waiting(self) -> int:
         return len(self._claims) - len(self._held)
 
+    def keys_of(self, partition: str) -> list[str]:
+        """Keys of a partition that somebody holds or waits for."""
+        return [key for claim in self._claims.values() if claim.partition == partition for key in claim.keys]
+
     # ----------------------------------------------------------------------------------------------------- commands
 
     def lock(self, command: Lock, now: float) -> Value | Parked:

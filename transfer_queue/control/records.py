@@ -15,6 +15,7 @@ from transfer_queue.control.schema import FieldSchema
 
 __all__ = [
     "AnyRecord",
+    "ArrivalDismissed",
     "BatchAssigned",
     "BlocksMoved",
     "CellsWritten",
@@ -24,9 +25,12 @@ __all__ = [
     "LoadEnded",
     "LockEnded",
     "LockGranted",
+    "PartitionArrived",
     "PartitionCleared",
     "PartitionCreated",
     "PartitionEnded",
+    "PartitionLeft",
+    "PartitionSettled",
     "Record",
     "RowsCleared",
     "RowsConsumed",
@@ -182,6 +186,37 @@ class StateAdopted(Record, frozen=True, tag=True):
     state: dict[str, Any]
 
 
+class PartitionLeft(Record, frozen=True, tag=True):
+    """The partition and its rows are on controller ``shard`` now, which knows ``proof``."""
+
+    partition: str
+    shard: int
+    proof: str
+
+
+class PartitionArrived(Record, frozen=True, tag=True):
+    """Controller ``source`` may let the partition go to this one; ``content`` is its state, see `control.moves`."""
+
+    partition: str
+    seal: str
+    source: int
+    content: dict[str, Any]
+
+
+class PartitionSettled(Record, frozen=True, tag=True):
+    """An arrived partition is served; its leases have the numbers from ``lease`` on and belong to ``clients``."""
+
+    partition: str
+    lease: int
+    clients: list[int]
+
+
+class ArrivalDismissed(Record, frozen=True, tag=True):
+    """An arrived partition stays with its source."""
+
+    partition: str
+
+
 AnyRecord: TypeAlias = (
     PartitionCreated
     | PartitionCleared
@@ -203,5 +238,9 @@ AnyRecord: TypeAlias = (
     | LoadBegan
     | LoadEnded
     | StateAdopted
+    | PartitionLeft
+    | PartitionArrived
+    | PartitionSettled
+    | ArrivalDismissed
 )
 """What a decoder of journal files takes: ``msgspec.msgpack.Decoder(AnyRecord)``."""

@@ -7,8 +7,10 @@ from typing import Any
 
 from transfer_queue.control import snapshot
 from transfer_queue.control.arrays import from_runs, row_count
+from transfer_queue.control.directory import Arrival
 from transfer_queue.control.partition import Partition
 from transfer_queue.control.records import (
+    ArrivalDismissed,
     BatchAssigned,
     BlocksMoved,
     CellsWritten,
@@ -18,9 +20,12 @@ from transfer_queue.control.records import (
     LoadEnded,
     LockEnded,
     LockGranted,
+    PartitionArrived,
     PartitionCleared,
     PartitionCreated,
     PartitionEnded,
+    PartitionLeft,
+    PartitionSettled,
     Record,
     RowsCleared,
     RowsConsumed,
@@ -137,6 +142,27 @@ def _state_adopted(state: ControlState, record: StateAdopted) -> None:
     snapshot.replace(state, record.state)
 
 
+def _partition_left(state: ControlState, record: PartitionLeft) -> None:
+    if record.partition in state.partitions:
+        state.clear_partition(state.partitions[record.partition])
+    state.moves.leave(record.partition, record.shard, record.proof)
+
+
+def _partition_arrived(state: ControlState, record: PartitionArrived) -> None:
+    state.moves.arriving[record.partition] = Arrival(record.seal, record.source, record.content)
+
+
+def _partition_settled(state: ControlState, record: PartitionSettled) -> None:
+    arrival = state.moves.arriving.get(record.partition)
+    if arrival is not None:
+        snapshot.enter(state, record.partition, arrival.content, record.lease, record.clients)
+    state.moves.settle(record.partition)
+
+
+def _arrival_dismissed(state: ControlState, record: ArrivalDismissed) -> None:
+    del state.moves.arriving[record.partition]
+
+
 def _rows(state: ControlState, record: Any) -> tuple[Partition, Any]:
     partition = state.partitions[record.partition]
     return partition, from_runs(record.rows, partition.base)
@@ -163,4 +189,8 @@ _STEPS: dict[type[Record], Callable[[ControlState, Any], None]] = {
     LoadBegan: _load_began,
     LoadEnded: _load_ended,
     StateAdopted: _state_adopted,
+    PartitionLeft: _partition_left,
+    PartitionArrived: _partition_arrived,
+    PartitionSettled: _partition_settled,
+    ArrivalDismissed: _arrival_dismissed,
 }

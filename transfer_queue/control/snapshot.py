@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.control.arrays import Column, as_positions, compact, from_runs, to_runs
+from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.control.column_groups import ColumnGroup
+from transfer_queue.control.commands import BlockRef
 from transfer_queue.control.lease import Lease
 from transfer_queue.control.partition import Partition
+from transfer_queue.control.schema import FieldSchema, schema_key
 from transfer_queue.control.state import ControlState
 from transfer_queue.control.subscription import Task
 from transfer_queue.errors import RequestError
 
-__all__ = ["dump", "load", "replace"]
+__all__ = ["dump", "dump_partition", "enter", "load", "load_partition", "replace"]
 
 _FORMAT = 1
 
@@ -27,7 +32,8 @@ def dump(state: ControlState) -> dict[str, Any]:
         "lost_units": sorted(state.units.lost),
         "blocks": state.blocks.dump(),
         "locks": state.locks.dump(),
-        "partitions": [_dump_partition(partition) for partition in state.partitions.values()],
+        "moves": state.moves.dump(),
+        "partitions": [dump_partition(partition) for partition in state.partitions.values()],
         **({"loading": True} if state.loading else {}),
     }
 
@@ -44,10 +50,11 @@ def load(state: ControlState, data: dict[str, Any]) -> None:
     state.units.lost.update(data["lost_units"])
     state.loading = data.get("loading", state.loading)
     state.locks.load(data.get("locks", {}))  # older snapshots and checkpoints have none
+    state.moves.load(data.get("moves", [[], [], []]))  # nor have they these
     state.blocks.load(data["blocks"])
     for partition_data in data["partitions"]:
         with state.log.silenced():
-            partition = _load_partition(state, partition_data)
+            partition = load_partition(state, partition_data)
         state.partitions[partition.name] = partition
         state.rows += partition.rows
 
@@ -57,7 +64,10 @@ def replace(state: ControlState, data: dict[str, Any]) -> None:
     with state.log.silenced():  # the record of the adoption implies these clears
         for partition in list(state.partitions.values()):
             state.clear_partition(partition)
+        for name in list(state.moves.arriving):
+            state.drop_arrival(name)
     state.space.used = 0
+    state.moves.clear()
     load(state, data)
     with state.log.silenced():
         for partition in state.partitions.values():
@@ -71,7 +81,8 @@ def _keys(key_of: list[str | None], base: int) -> list[tuple[str, int]]:
     return [(key, ordinal) for ordinal, key in enumerate(key_of, base) if key is not None]
 
 
-def _dump_partition(partition: Partition) -> dict[str, Any]:
+def dump_partition(partition: Partition) -> dict[str, Any]:
+    """One partition, whose cells refer to slots of the table of blocks."""
     used = partition.table.used
 
     def column(column: Column) -> bytes:
@@ -122,7 +133,8 @@ def _dump_leased(partition: Partition, task: Task, lease: Lease) -> list[list[in
     return [to_runs(compact(positions[task.lease[positions] == lease.number]), partition.base)]
 
 
-def _load_partition(state: ControlState, data: dict[str, Any]) -> Partition:
+def load_partition(state: ControlState, data: dict[str, Any]) -> Partition:
+    """Return what `dump_partition` returned as a partition that does not belong to the state yet, except its leases."""
     partition = state.new_partition(data["name"])
     used = data["used"]
     partition.table.extend(used)
@@ -167,3 +179,45 @@ def _load_partition(state: ControlState, data: dict[str, Any]) -> Partition:
         lease = state.leases.grant(partition, task, client, from_runs(runs, 0), seconds, dealt, number)
         partition.lease(task, from_runs(runs, partition.base), lease)
     return partition
+
+
+def enter(state: ControlState, name: str, content: dict[str, Any], first_lease: int, clients: list[int]) -> None:
+    """Add a partition from `transfer_queue.control.moves.export` to a state that has others. Its leases get the numbers
+    from ``first_lease`` on and belong to ``clients``."""
+    for found in content["partitions"]:
+        if found["name"] != name:
+            raise ValueError(f"the state of {found['name']!r}")
+        slots = _add_blocks(state, content["blocks"])
+        families = [
+            [names, slots[np.frombuffer(raw, np.int32)].tobytes(), rows] for names, raw, rows in found["families"]
+        ]
+        leases = [
+            [task, number, client, seconds, dealt, runs]
+            for number, client, (task, _, _, seconds, dealt, runs) in zip(
+                range(first_lease, first_lease + len(clients)), clients, found.get("leases", ()), strict=True
+            )
+        ]
+        partition = load_partition(state, {**found, "families": families, "leases": leases})
+        state.space.skip(partition.indexes.starts)
+        state.partitions[name] = partition
+        state.rows += partition.rows
+        gone = [slot for slot in slots[1:].tolist() if state.blocks.unit.items[slot] in state.units.lost]
+        if gone:
+            partition.lose(state.blocks.mask(np.array(gone, np.int64)))
+
+
+def _add_blocks(state: ControlState, table: Mapping[str, Any]) -> Any:
+    """Slots of the blocks of a dumped table, by their slots there."""
+    blocks = state.blocks
+    columns = {name: np.frombuffer(table[name], dtype).tolist() for name, dtype in COLUMNS.items()}
+    schemas: dict[int, list[FieldSchema]] = {
+        number: msgspec.convert(fields, list[FieldSchema]) for number, _, fields in table["schemas"][1]
+    }
+    slots = np.zeros(table["used"], np.int32)
+    for slot in range(1, table["used"]):
+        fields = schemas[columns["schema"][slot]]
+        ref = BlockRef(columns["unit"][slot], columns["block"][slot], 0, 0, columns["nbytes"][slot])
+        schema = blocks.schemas.share(fields, schema_key(fields))
+        slots[slot] = new = blocks.add(ref, columns["start"][slot], columns["cells"][slot], schema)
+        blocks.suspect.items[new] = 1  # its unit may have been away since it was stored
+    return slots

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
 from transfer_queue.control.blocks import BlockTable
+from transfer_queue.control.directory import Moves, block_ids, units_of
 from transfer_queue.control.effects import EffectLog
 from transfer_queue.control.indexes import IndexSpace
 from transfer_queue.control.lease_deadlines import LeaseDeadlines
@@ -32,6 +38,7 @@ class ControlState:
         self.units = Units(self.blocks, self.partitions)
         self.leases = LeaseDeadlines(lease_s)
         self.locks = Locks(self.log)
+        self.moves = Moves()
         self.queueing = Queueing()
         """How rows leave new partitions; the sampler decides."""
         self.rows = 0
@@ -57,6 +64,14 @@ class ControlState:
         del self.partitions[partition.name]
         if self.log.journaling:
             self.log.record(PartitionCleared(partition.name))
+
+    def drop_arrival(self, name: str, kept: Mapping[str, Any] | None = None) -> None:
+        """Forget a partition on its way, and free its blocks but for those of ``kept``."""
+        content = self.moves.arriving.pop(name).content
+        units, blocks = units_of(content), block_ids(content)
+        others = np.ones(len(blocks), np.bool_) if kept is None else ~np.isin(blocks, block_ids(kept))
+        for unit in np.unique(units[others]).tolist():
+            self.log.free(unit, blocks[others & (units == unit)].tolist())
 
     def rows_by_partition(self) -> dict[str, int]:
         """Return the number of rows of each partition that has rows."""

@@ -22,13 +22,13 @@ from transfer_queue.control.checkpoint import (
 )
 from transfer_queue.control.commands import Command, Done, Lock, RenewLock, Reply, Snapshot, Value
 from transfer_queue.control.core import ControlCore
-from transfer_queue.errors import CheckpointError, RequestError, StorageKeyNotFoundError
+from transfer_queue.errors import CheckpointError, RequestError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import UnitRegistry
 from transfer_queue.wire.frames import Buffer
-from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Resume
+from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Receive, Resume
 
 __all__ = ["Checkpoints"]
 
@@ -47,16 +47,22 @@ _HOLD_S = 20.0
 class Checkpoints:
     """A capture, and its hold, belong to the connection that asked for them and end with it. Each has a token there.
 
-    ``after``: see ``UnitRegistry``.
+    ``after``: see ``UnitRegistry``. ``replaced`` is called after the whole state was.
     """
 
     def __init__(
-        self, core: ControlCore, units: UnitRegistry, after: Callable[..., None], loop: asyncio.AbstractEventLoop
+        self,
+        core: ControlCore,
+        units: UnitRegistry,
+        after: Callable[..., None],
+        loop: asyncio.AbstractEventLoop,
+        replaced: Callable[[], None],
     ) -> None:
         self._core = core
         self._units = units
         self._after = after
         self._loop = loop
+        self._replaced = replaced
         self._captures: set[_Capturer] = set()
         self._holder: _Capturer | None = None
         self._loader: ClientSession | None = None
@@ -102,6 +108,8 @@ class Checkpoints:
                 raise RequestError("a checkpoint is being loaded into this queue, or its load was interrupted")
             capturer = connection, body.token
             self._end(capturer)
+            if body.hold and self._core.state.moves.arriving:  # the source may have let it go by now
+                raise WaitTimeoutError("a partition is being moved to this controller; save the checkpoint later")
             if body.hold:
                 self._hold(capturer)
             self._captures.add(capturer)
@@ -120,9 +128,9 @@ class Checkpoints:
             reply = self._load(session, body, payload)
             self._after(connection.reply, request, reply)
 
-    def check_size(self, body: Adopt, nbytes: int) -> None:
-        """Before the state of a checkpoint is received. Raises RequestError, QueueNotEmptyError."""
-        if not body.replace:
+    def check_size(self, body: Adopt | Receive, nbytes: int) -> None:
+        """Before the state of a checkpoint or a partition is received. Raises RequestError, QueueNotEmptyError."""
+        if isinstance(body, Adopt) and not body.replace:
             check_empty(self._core)
         if nbytes > _MAX_STATE_BYTES:
             raise RequestError(f"a state of {nbytes} bytes is larger than {_MAX_STATE_BYTES} and is refused")
@@ -228,6 +236,7 @@ class Checkpoints:
             if number in session.fenced:
                 raise StorageKeyNotFoundError(f"block {number:#x} was freed before it was adopted; load again")
         gone = adopt(self._core, content, replace=replace, now=self._loop.time())
+        self._replaced()
         if gone:
             log.warning("a checkpoint replaced %s", counted(gone))
         for number in numbers:

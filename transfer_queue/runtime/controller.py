@@ -30,7 +30,7 @@ from transfer_queue.control.commands import (
     Value,
 )
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.directory import Shard, shard_of, spans
+from transfer_queue.control.directory import Shard
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.control.requests import HandlerTable
@@ -46,6 +46,7 @@ from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import LongAnswers
 from transfer_queue.runtime.metrics import controller_metrics
+from transfer_queue.runtime.moves import MoveRequest, PartitionMoves
 from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
@@ -64,18 +65,25 @@ from transfer_queue.wire.messages import (
     Cancel,
     Capture,
     ControllerRequest,
+    Dismiss,
     Drain,
     EndCapture,
     Envelope,
+    Export,
     Hello,
     Holding,
     Join,
     Joined,
+    Leave,
+    ListMoves,
     Look,
+    Receive,
     Relocate,
     ReportOrphans,
     Resume,
     Retire,
+    Settle,
+    StopExport,
     Trace,
     UnitReport,
     UnitsChanged,
@@ -87,6 +95,8 @@ __all__ = ["Controller", "main"]
 log = logging.getLogger(__name__)
 
 _TICK_AGAIN_S = 0.05
+_MOST_GUESTS = 10_000
+"""Moved partitions that a client is told of at once; others it is sent to."""
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
@@ -124,7 +134,11 @@ class Controller(Server):
             self._after,
             config.timing.peer_timeout,
         )
-        self.checkpoints = Checkpoints(core, self.units, self._after, loop)
+        self.moves = PartitionMoves(
+            core, self.units, self.clients, self._after, loop, config.shard, max(1, len(config.shards)), self.serve
+        )
+        self.checkpoints = Checkpoints(core, self.units, self._after, loop, self.moves.forget)
+        self.moves.checkpointing = lambda: self.checkpoints.holding or core.state.loading
         self.tickets = Tickets()
         self.drains = Drains(core, self.units)
         self.long_answers = LongAnswers(self, self._after)
@@ -210,6 +224,8 @@ class Controller(Server):
             attributes["lease"] = self.config.lease_s
         attributes["sampler"] = self.config.sampler.name
         attributes.update(self._identity())
+        if guests := self.core.state.moves.here:
+            attributes["guests"] = list(guests)[-_MOST_GUESTS:]
         if self.config.allow_pickle is not None:
             attributes["pickle"] = self.config.allow_pickle
         if self.access is not None and self.access.limited and connection.principal is not None:
@@ -233,13 +249,16 @@ class Controller(Server):
                 self.checkpoints.put_off(connection, request, later)
                 return
             if isinstance(session, ClientSession) and self.long_answers.is_long(body):
-                if self.config.shards:
-                    self._check_shard(body)
-                self._in_background(self.long_answers.serve(connection, request, body))
+                if moved := self.moves.elsewhere(body):
+                    self._after(connection.reply, request, moved)
+                else:
+                    self._in_background(self.long_answers.serve(connection, request, body))
                 return
             if isinstance(body, Command) and isinstance(session, ClientSession):
-                if self.config.shards:
-                    self._check_shard(body)
+                if self.moves.holds(body):
+                    later = partial(self.serve, connection, request, body, payload, floor)
+                    self.moves.put_off(connection, request, body.partition, later)
+                    return
                 reply = self._apply(session, request, body, floor)
             else:
                 handler = self._requests.get((type(session), type(body)))
@@ -269,17 +288,6 @@ class Controller(Server):
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    def _check_shard(self, body: Any) -> None:
-        """Raises RequestError for a command about a partition of another shard."""
-        shards = self.config.shards
-        if isinstance(body, Command) and not spans(body):
-            owner = shard_of(body.partition, len(shards))
-            if owner != self.config.shard:
-                raise RequestError(
-                    f"partition {body.partition!r} is on controller shard {owner}, at {shards[owner]}, and this is "
-                    f"shard {self.config.shard}; attach again, with this release of TransferQueue"
-                )
-
     @_requests.on((ClientSession, Look))
     def _look(self, connection: Connection, request: int, body: Look, payload: memoryview | None) -> Value:
         return Value(picture(self))
@@ -303,6 +311,10 @@ class Controller(Server):
         payload: memoryview | None,
     ) -> None:
         self.checkpoints.serve(connection, request, body, payload)
+
+    @_requests.on(*((ClientSession, kind) for kind in (Dismiss, Export, Leave, ListMoves, Receive, Settle, StopExport)))
+    def _moved(self, connection: Connection, request: int, body: MoveRequest, payload: memoryview | None) -> None:
+        self.moves.serve(connection, request, body, payload)
 
     @_requests.on((Joining, Join))
     def _joined(self, connection: Connection, request: int, body: Join, payload: memoryview | None) -> Joined:
@@ -333,6 +345,8 @@ class Controller(Server):
                 raise RequestError(f"request {request} was answered and settled; it is not carried out again")
         if request in session.parked:
             return None  # the same request again; its answer is due
+        if moved := self.moves.elsewhere(command):
+            return moved
         if isinstance(command, Commit):
             session.check_commit(command)
         if isinstance(command, Fetch):
@@ -385,6 +399,7 @@ class Controller(Server):
     @_notices.on((ClientSession, Cancel))
     def _cancel(self, connection: Connection, session: ClientSession, body: Cancel) -> None:
         self.checkpoints.cancel(connection, body.request)
+        self.moves.cancel(connection, body.request)
         session.parked.pop(body.request, None)
         self.core.cancel(session.writer, body.request, self._loop.time())  # a lock may be granted already
         self._flush()
@@ -399,7 +414,7 @@ class Controller(Server):
         self._after(self.units.free, unit, self.units.fence(unit, unpack_blocks(body.blocks)))
 
     def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
-        if isinstance(body, Adopt):
+        if isinstance(body, Adopt | Receive):
             if self.access is not None:
                 self.access.check(connection, body)
             self.checkpoints.check_size(body, nbytes)
@@ -420,6 +435,7 @@ class Controller(Server):
 
     def gone(self, connection: Connection) -> None:
         self.checkpoints.gone(connection)
+        self.moves.gone(connection)
         session = connection.context
         now = self._loop.time()
         if self.recorder is not None and self.recorder.owner is connection:

@@ -199,7 +199,8 @@ class UnitRegistry:
 
     def is_drained(self, session: UnitSession) -> bool:
         """It takes no new blocks, and no row needs one that it has."""
-        return session.draining and not len(self._core.state.blocks.slots_of_unit(session.info.unit))
+        unit, state = session.info.unit, self._core.state
+        return session.draining and not len(state.blocks.slots_of_unit(unit)) and not state.moves.arrive_at(unit)
 
     def retire(self, unit: int, now: float) -> bool:
         """An empty, draining unit is about to end; False: it is neither."""

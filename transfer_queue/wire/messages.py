@@ -32,9 +32,12 @@ __all__ = [
     "ControllerReply",
     "ControllerRequest",
     "DeviceHandle",
+    "Dismiss",
     "Drain",
     "EndCapture",
     "Envelope",
+    "Export",
+    "Exported",
     "Extent",
     "Extents",
     "Failure",
@@ -47,6 +50,8 @@ __all__ = [
     "Join",
     "Joined",
     "Kind",
+    "Leave",
+    "ListMoves",
     "Look",
     "MapDevice",
     "Message",
@@ -54,12 +59,15 @@ __all__ = [
     "Put",
     "Read",
     "ReadPart",
+    "Receive",
     "Release",
     "Relocate",
     "ReportOrphans",
     "Retire",
     "Seal",
+    "Settle",
     "Stats",
+    "StopExport",
     "Stored",
     "SubBlocks",
     "Sweep",
@@ -351,6 +359,71 @@ class Retire(Request, frozen=True, tag=True, omit_defaults=True):
     scope = Scope.UNIT
 
     unit: int
+
+
+class Export(Request, frozen=True, tag=True, omit_defaults=True):
+    """Give me the state of the partition, and keep its blocks readable until the next Export of this connection, its
+    Leave, StopExport or the end of the connection.
+
+    ``hold``: put off requests that change the partition until Leave or StopExport, for a few seconds at most. Answer:
+    Exported, with msgpack of {state: ``control.moves.export``, seal: of the proof that Leave gives, empty without a
+    hold, clients: names by number of those that have rows on lease} as payload.
+    """
+
+    partition: str
+    hold: bool = False
+
+
+class Exported(FromController, frozen=True, tag=True, omit_defaults=True):
+    """See Export."""
+
+
+class StopExport(Request, frozen=True, tag=True, omit_defaults=True):
+    """The partition stays. Answer: Done."""
+
+    partition: str
+
+
+class Receive(Request, frozen=True, tag=True, omit_defaults=True):
+    """Keep the partition's state and ``clients`` in the payload (see Export), whose blocks this client has stored,
+    until Settle or Dismiss. It replaces what was received before. Answer: Done."""
+
+    partition: str
+    seal: str
+    source: int
+
+
+class Leave(Request, frozen=True, tag=True, omit_defaults=True):
+    """The partition is on controller ``shard`` from now on, which has received it under ``seal``. Answer: Value(proof).
+
+    WaitTimeoutError if the hold of this connection's Export with that seal has ended; then the partition stays.
+    """
+
+    partition: str
+    seal: str
+    shard: int
+
+
+class Settle(Request, frozen=True, tag=True, omit_defaults=True):
+    """The partition's source says ``proof``: serve it. Answer: Done, also if there is nothing to do."""
+
+    roles = USERS
+    scope = Scope.PARTITION
+
+    partition: str
+    proof: str
+
+
+class Dismiss(Request, frozen=True, tag=True, omit_defaults=True):
+    """The source has not let the partition go, and its mover is gone. Answer: Value(bool), was there such a state."""
+
+    partition: str
+    seal: str
+
+
+class ListMoves(Request, frozen=True, tag=True, omit_defaults=True):
+    """Answer: Value({away: {partition: [shard, proof]}, here: partitions, arriving: {partition: [source, seal]},
+    leaving: {partition: seal}})."""
 
 
 class UnitsChanged(FromController, frozen=True, tag=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.client.draining import drain_unit, undrain_unit
+from transfer_queue.client.moving import move_partition
 from transfer_queue.config.processes import Durability
 from transfer_queue.control.directory import shard_of
 from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset, mark_end
@@ -134,7 +135,7 @@ def _overfill(partitions: list[str]) -> None:
 
 
 def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, tmp_path: Path) -> None:
-    """Drain a unit, load a checkpoint, deliver leased rows again, and read by the processes of a loader."""
+    """Drain a unit, move a partition, load a checkpoint, deliver leased rows again, read by processes of a loader."""
     partitions = [_partition_on(shard) for shard in range(SHARDS)]
     with _queue(servers, tmp_path, "none") as queue:
         client = tq.get_client()
@@ -143,6 +144,10 @@ def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, t
         asyncio.run(drain_unit([queue.address], "storage-0"))
         assert [_values(partition) for partition in partitions] == [[number] * 4 for number in range(SHARDS)]
         asyncio.run(undrain_unit([queue.address], "storage-0"))
+
+        moved = asyncio.run(move_partition([queue.address], partitions[0], 1))
+        assert (moved.rows, moved.source) == (4, 0)
+        assert [_values(partition) for partition in partitions] == [[number] * 4 for number in range(SHARDS)]
 
         tq.save_checkpoint(tmp_path / "checkpoint", include_storage=True)
         for partition in partitions:
