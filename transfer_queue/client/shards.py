@@ -95,12 +95,9 @@ class ShardedEngine:
         until = monotonic() + command.timeout_s
 
         def fetch(engine: Engine, waited_s: float) -> Awaitable[Batch]:
-            left_s = until - monotonic()
-            again = (
-                msgspec.structs.replace(command, timeout_s=max(_LEAST_WAIT_S, left_s))
-                if waited_s and command.timeout_s
-                else command
-            )
+            again = command
+            if waited_s and command.timeout_s:
+                again = msgspec.structs.replace(command, timeout_s=max(_LEAST_WAIT_S, until - monotonic()))
             return engine.fetch(again, timeout_s, strict=strict)
 
         return await self._there(command.partition, fetch, command.timeout_s + timeout_s)

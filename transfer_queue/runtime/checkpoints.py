@@ -192,7 +192,7 @@ class Checkpoints:
         put_off, self._put_off = self._put_off, {}
         for (connection, _), serve in put_off.items():
             # A client that has come back repeats its requests over its new connection.
-            if not connection.closed and connection.context.connection is connection:
+            if not connection.closed and connection.context.speaks_over(connection):
                 serve()
 
     def _capture(self, capturer: _Capturer, request: int) -> None:

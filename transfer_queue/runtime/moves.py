@@ -196,7 +196,7 @@ class PartitionMoves:
             self._after(self._units.free, unit, blocks)
         for (connection, _), serve in export.put_off.items():
             # A client that has come back repeats its requests over its new connection.
-            if not connection.closed and connection.context.connection is connection:
+            if not connection.closed and connection.context.speaks_over(connection):
                 serve()
 
     def _leave(self, connection: Connection, body: Leave) -> str:

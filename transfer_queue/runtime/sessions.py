@@ -80,6 +80,10 @@ class ClientSession:
             if ref.block in self.fenced:
                 raise StorageKeyNotFoundError(f"block {ref.block:#x} was freed before its commit; put it again")
 
+    def speaks_over(self, connection: Connection) -> bool:
+        """Whether the client still waits for answers over ``connection``."""
+        return self.connection is connection or connection in self.lines
+
     def end_lines(self) -> None:
         """Close the further connections: requests that are under way there come again over the next connection."""
         for line in list(self.lines):
