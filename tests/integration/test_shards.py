@@ -298,6 +298,20 @@ def test_a_checkpoint_of_several_controllers_is_one_moment(
         assert steps[0] - steps[-1] <= 1
 
 
+def test_rows_of_every_controller_are_counted_before_a_save_and_dumped_with_their_fields(
+    client: tq.TransferQueueClient, tmp_path: Path
+) -> None:
+    names = [partition_on(shard) for shard in range(SHARDS)]
+    for shard, name in enumerate(names):
+        tq.kv_put("k", name, {"x": torch.full((3,), shard)})
+    assert client.run(client.rows.row_counts) == dict.fromkeys(names, 1)
+    for shard, name in enumerate(names):
+        tq.dump_data_by_key(tmp_path / name, "k", name)
+        tq.kv_clear("k", name)
+        tq.load_data_by_key(tmp_path / name)
+        assert tq.kv_batch_get("k", name)["x"][0].tolist() == [shard] * 3
+
+
 def test_a_hold_puts_off_changes_but_neither_reads_nor_locks(client: tq.TransferQueueClient) -> None:
     partition = partition_on(0)
     tq.kv_put("k", partition, tag={"n": 1})

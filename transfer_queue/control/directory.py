@@ -155,4 +155,15 @@ def merge_values(replies: Sequence[Any]) -> Value:
     values = [reply.value for reply in replies]
     if isinstance(values[0], list):
         return Value([item for value in values for item in value])
-    return Value({name: item for value in values for name, item in value.items()})
+    merged: dict[str, Any] = {}
+    for value in values:
+        for name, item in value.items():
+            merged[name] = _merged(merged[name], item) if name in merged else item
+    return Value(merged)
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Of counts, the sum; of lists and of what is told of different partitions, all."""
+    if isinstance(one, dict):
+        return {**one, **other}
+    return one + other if isinstance(one, int | list) else other

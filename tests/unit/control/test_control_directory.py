@@ -54,3 +54,8 @@ def test_requests_about_all_partitions_go_to_all_shards() -> None:
     assert not spans(Lookup("p"))
     assert merge_values([Value(["a"]), Value([]), Value(["b", "c"])]) == Value(["a", "b", "c"])
     assert merge_values([Value({"a": {}}), Value({"b": {"k": {}}})]) == Value({"a": {}, "b": {"k": {}}})
+
+
+def test_counts_of_all_shards_are_added_and_their_partitions_joined() -> None:
+    counts = [{"partitions": {"a": {"rows": 2}}, "rows": 2}, {"partitions": {}, "rows": 0}]
+    assert merge_values([Value(each) for each in counts]) == Value({"partitions": {"a": {"rows": 2}}, "rows": 2})
