@@ -53,6 +53,7 @@ _UNIT_IS_ACTOR = "its storage units are actors of a Ray cluster"
 _WORKER_FIRST = "its worker must run already: start the queue with `tq up`"
 _OBJECT_STORE = "integration/test_checkpoint_object_store.py"
 _SCHEDULED = "test_a_queue_of_tq_up_is_saved_on_schedule_and_starts_in_another_shape_and_backend"
+_IN_KUBERAY = Works("unit/operator/test_injection.py::test_a_pod_of_kuberay_gets_what_a_pod_of_a_deployment_gets")
 _ANY_NUMBER = "integration/test_shards.py::test_a_checkpoint_goes_from_any_number_of_controllers_to_any_other"
 
 
@@ -191,18 +192,18 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             "cannot be started by init()",
             "init",
         ),
-        None,
+        Works("integration/storage/test_packaged.py::test_a_program_in_a_ray_cluster_names_it_and_tasks_read_its_rows"),
         Works("integration/ray/test_storage.py::test_several_controllers_share_the_units_and_end_together"),
     ),
     "pods of KubeRay": (
         Works(
             "cluster/test_e2e_kuberay.py::test_actors_of_a_ray_job_on_both_nodes_put_and_get_through_the_queue_of_their_label"
         ),
-        None,
-        None,
+        _IN_KUBERAY,
+        Cannot(f"{_UNIT_IS_ACTOR}: the operator runs their controller alone"),
         None,
         _PACKAGE,
-        None,
+        _IN_KUBERAY,
     ),
     "RDMA": (
         Cannot("blocks go through shared memory and TCP"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests import preloaded
+from tests.integration.ray.cluster import ENVIRONMENT
 from tests.integration.storage.conftest import ROOT
 
 PROGRAM = """
@@ -26,9 +27,30 @@ with backend_servers("redis", pathlib.Path.cwd()) as settings:
     tq.close()
 """
 
+IN_RAY = """
+import pathlib
+import ray
+import transfer_queue as tq
+from transfer_queue.storage.registry import backend_servers
+
+@ray.remote(num_cpus=0.1)
+def read():
+    tq.init()
+    return list(tq.kv_batch_get(["k2", "k0"], "train")["x"])
+
+with backend_servers("redis", pathlib.Path.cwd()) as settings:
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    tq.init({"backend": {"storage_backend": "redis", "redis": settings}, "ray": {"num_cpus": 0.1}})
+    for number in range(3):
+        tq.kv_put(f"k{number}", "train", {"x": number})
+    print("rows", ray.get(read.remote()))
+    tq.close()
+    ray.shutdown()
+"""
+
 
 def run(program: str, package: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+    environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
     for name in ("TQ_CONFIG_FILE", "TQ_CONTROLLER_ADDRESS"):
         environ.pop(name, None)
     return preloaded.run([sys.executable, "-c", program], env=environ, cwd=folder, capture_output=True, text=True)
@@ -37,6 +59,11 @@ def run(program: str, package: Path, folder: Path) -> subprocess.CompletedProces
 def test_a_program_names_the_backend_of_an_installed_package(redis_package: Path, tmp_path: Path) -> None:
     done = run(PROGRAM % "", redis_package, tmp_path)
     assert done.stdout == "rows [2, 0]\nin redis True\n", done.stderr
+
+
+def test_a_program_in_a_ray_cluster_names_it_and_tasks_read_its_rows(redis_package: Path, tmp_path: Path) -> None:
+    done = run(IN_RAY, redis_package, tmp_path)
+    assert done.stdout == "rows [2, 0]\n", done.stderr
 
 
 def test_a_wrong_setting_is_named_as_the_package_names_it(redis_package: Path, tmp_path: Path) -> None:

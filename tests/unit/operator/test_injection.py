@@ -95,6 +95,28 @@ def test_the_settings_in_the_annotation_are_what_the_library_reads() -> None:
     assert attach.controller.addresses == ["quickstart-controller.rl.svc:50060"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "shards"),
+    [("{backend: {mooncake: {protocol: tcp}}}", 1), ("{backend: {simple: {}}, controller: {shards: 3}}", 3)],
+)
+def test_a_pod_of_kuberay_gets_what_a_pod_of_a_deployment_gets(spec: str, shards: int) -> None:
+    """For any backend and number of controllers; the container in which a worker waits for the head stays."""
+    waiting = {"name": "wait-gcs-ready", "image": "ray:1"}
+    worker = pod(initContainers=[waiting])
+    worker["metadata"]["ownerReferences"][0] = {
+        "kind": "RayCluster",
+        "name": "r",
+        "uid": "x",
+        "apiVersion": "ray.io/v1",
+    }
+    made, other = inject(worker, queue(spec)), inject(pod(), queue(spec))
+    assert made["spec"].pop("initContainers") == [waiting]
+    assert made["spec"] == other["spec"]
+    assert made["metadata"]["annotations"] == other["metadata"]["annotations"]
+    attach = validate_document(AttachConfig, yaml.safe_load(made["metadata"]["annotations"][SETTINGS_ANNOTATION]), "")
+    assert len(attach.controller.addresses) == shards
+
+
 def test_with_rdma_the_pod_asks_for_its_device_and_may_lock_memory() -> None:
     (container,) = inject(pod(), RDMA)["spec"]["containers"]
     assert environment(container)["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1"
