@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -66,7 +66,7 @@ def _take_over(folder: Path, lock: int, files: Sequence[str]) -> None:
     record = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
     if record and not record.startswith(_RECORD):
         raise StartError(f"{folder / 'lock'} belongs to another program; move it away, or {_OTHER_FOLDER}")
-    own = record.removeprefix(_RECORD).splitlines()
+    own = record.removeprefix(_RECORD).splitlines() if record else _noted_files(folder)
     foreign = [name for name in files if name not in own and _is_there(folder / name)]
     if foreign:
         names = ", ".join(foreign)
@@ -83,6 +83,17 @@ def _take_over(folder: Path, lock: int, files: Sequence[str]) -> None:
         raise StartError(f"cannot write {where}: {error.strerror}; make room, or {_OTHER_FOLDER}") from None
     if written < len(recorded):
         raise StartError(f"cannot write {folder / 'lock'}: the disk is full; make room, or {_OTHER_FOLDER}")
+
+
+def _noted_files(folder: Path) -> list[str]:
+    """What a run of an earlier build made, which kept no record but a note with the names of its servers."""
+    for note in ("last.json", _NOTE):
+        with suppress(OSError, msgspec.DecodeError):
+            queue = msgspec.json.decode((folder / note).read_bytes(), type=RunningQueue)
+            servers = [server.name for server in queue.servers if "/" not in server.name]
+            common = ["last.json", _NOTE, "attach.yaml", "tq.log", "mooncake_master.log", "trouble.json"]
+            return [*common, CHECKPOINT_STATUS, *(f"{name}.{kind}" for name in servers for kind in ("log", "json"))]
+    return []
 
 
 def _is_there(path: Path) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.cli.state import RunningQueue, claim, read_running, state_root, write_running
+from transfer_queue.cli.state import RunningQueue, ServerState, claim, read_running, state_root, write_running
+from transfer_queue.config.running import write_note
 from transfer_queue.errors import StartError
 
 
@@ -68,6 +69,18 @@ def test_a_claim_removes_what_former_runs_recorded_and_refuses_files_of_others()
     with pytest.raises(StartError, match="/lock belongs to another program"), claim("q"):
         pass
     assert (folder / "policy.yaml").read_text() == (folder / "lock").read_text() == "mine"
+
+
+def test_a_claim_takes_over_what_a_run_of_an_earlier_build_noted() -> None:
+    with claim("q") as folder:
+        pass
+    (folder / "lock").write_bytes(b"")
+    for name in ("storage-7.log", "attach.yaml", "policy.yaml", "controller.log"):
+        (folder / name).write_text("old")
+    queue = RunningQueue("q", 1, "simple", "", "", [ServerState("storage-7", 1), ServerState("../q/policy.yaml", 1)])
+    write_note(folder / "last.json", queue)
+    with claim("q", ["attach.yaml", "storage-7.log"]):
+        assert {path.name for path in folder.iterdir()} == {"lock", "policy.yaml", "controller.log"}
 
 
 def test_a_state_folder_that_others_made_or_may_write_is_refused(tmp_path: Path) -> None:
