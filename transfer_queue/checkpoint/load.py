@@ -143,7 +143,7 @@ def _load(
     if found and not replace:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
-            "or replace the rows of the queue (replace=True)"
+            "or replace the rows of the queue (replace=True, --replace of tq checkpoint load)"
         )
     captured = captured_state(directory, manifest)
     stored: list[Stored] = [[] for _ in engines]

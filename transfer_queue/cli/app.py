@@ -20,7 +20,7 @@ from transfer_queue.cli.connection import QueueOption, running_queues
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, show
 from transfer_queue.cli.state import RunningQueue, read_ended, read_running, stop_running
-from transfer_queue.cli.up import bring_up, bring_up_detached
+from transfer_queue.cli.up import bring_up, bring_up_detached, load_resource
 from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.config import resource
 from transfer_queue.config.variables import check_values, misspelt
@@ -64,7 +64,7 @@ def up(
 ) -> None:
     """Run a queue on this machine: until Ctrl-C, in the background, or as long as COMMAND runs."""
     with faults():
-        wanted = resource.load(file)
+        wanted = load_resource(file)
         if backend:
             wanted = with_backend(wanted, backend)
         if detach and command:

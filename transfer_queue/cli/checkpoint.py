@@ -14,8 +14,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from transfer_queue.cli.connection import ControllerOption, QueueOption, find_queue
+from transfer_queue.cli.data import parse_json
 from transfer_queue.cli.faults import console, faults, say
 from transfer_queue.cli.output import Output, OutputOption, human_bytes, make_table, show, unmarked
+from transfer_queue.cli.usage import HelpfulCommand
 from transfer_queue.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,8 +42,9 @@ Place = Annotated[
 
 
 @app.command(
+    cls=HelpfulCommand,
     epilog="\b\nExamples:\n  tq checkpoint save /ckpt/step_1200\n"
-    "  tq checkpoint save s3://bucket/run7 --every 60 --keep 5"
+    "  tq checkpoint save s3://bucket/run7 --every 60 --keep 5",
 )
 def save(
     path: Place,
@@ -112,7 +115,7 @@ def _save_at_intervals(
     save_at(times(), series, keep, save, say)
 
 
-@app.command(epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
+@app.command(cls=HelpfulCommand, epilog="\b\nExamples:\n  tq checkpoint load /ckpt/step_1200")
 def load(
     path: Place,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all rows of the queue.")] = False,
@@ -135,7 +138,7 @@ def load(
         show(_summary(path, manifest), output, lambda: [_line("loaded", path, manifest)])
 
 
-@app.command("show", epilog="\b\nExamples:\n  tq checkpoint show /ckpt/step_1200 --verify")
+@app.command("show", cls=HelpfulCommand, epilog="\b\nExamples:\n  tq checkpoint show /ckpt/step_1200 --verify")
 def show_(
     path: Place,
     verify: Annotated[bool, typer.Option("--verify", help="Read every block and compare its checksum.")] = False,
@@ -195,10 +198,7 @@ def _progress(what: str) -> Iterator[files.Progress]:
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:
-    try:
-        found = {} if text is None else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--metadata: {text!r} is not JSON ({error})") from None
+    found = {} if text is None else parse_json("--metadata", text)
     if not isinstance(found, dict):
         raise ConfigError(f'--metadata: expected a JSON object such as {{"step": 1200}}, got {text}')
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Annotated, Any, Optional
@@ -17,7 +18,10 @@ from transfer_queue.control.commands import ListPartitions
 from transfer_queue.control.puts import did_you_mean, name_some
 from transfer_queue.errors import ConfigError, KeyNotFoundError, RequestError, UnknownPartitionError, WaitTimeoutError
 
-__all__ = ["clear", "get", "ls", "parse_fields", "put", "reset", "tail"]
+__all__ = ["clear", "get", "ls", "parse_fields", "parse_json", "put", "reset", "tail"]
+
+_NOT_FINITE = ("inf", "-inf", "nan")
+"""Numbers that JSON does not have."""
 
 Partition = Annotated[str, typer.Argument(help="Name of a partition.", show_default=False, autocompletion=partitions)]
 Keys = Annotated[list[str], typer.Argument(help="Keys of rows.", show_default=False)]
@@ -94,7 +98,7 @@ def put(
     """Create or update one row."""
     with faults():
         values = parse_fields(fields or [])
-        parsed_tag = None if tag is None else _parse_json("--tag", tag)
+        parsed_tag = None if tag is None else parse_json("--tag", tag)
         if parsed_tag is not None and not isinstance(parsed_tag, dict):
             raise ConfigError(f'--tag: expected a JSON object such as {{"score": 1}}, got {tag}')
         if not values and parsed_tag is None:
@@ -226,16 +230,39 @@ def parse_fields(items: list[str]) -> dict[str, Any]:
         name, separator, text = item.partition("=")
         if not separator or not name:
             raise ConfigError(f"{item!r} is not a field; write NAME=JSON, for example reward=1.0 or text='\"hello\"'")
-        fields[name] = _parse_json(name, text)
+        if name in fields:
+            raise ConfigError(f"field {name!r} is given twice; give each field once, several values as {name}=[1,2]")
+        fields[name] = parse_json(name, text)
     return fields
 
 
-def _parse_json(name: str, text: str) -> Any:
+def parse_json(name: str, text: str) -> Any:
+    """The value of the field or option ``name``. Raises ConfigError, also where reading would lose something."""
+    if text in _NOT_FINITE:
+        return float(text)
     try:
-        return json.loads(text)
-    except ValueError as error:
-        hint = f"; text needs quotes of its own: {name}='\"{text}\"'" if name != "--tag" and text.isidentifier() else ""
+        return json.loads(text, parse_float=_finite, object_pairs_hook=_each_once)
+    except json.JSONDecodeError as error:
+        quotes = not name.startswith("--") and text.isidentifier()
+        hint = f"; text needs quotes of its own: {name}='\"{text}\"'" if quotes else ""
         raise ConfigError(f"{name}: {text!r} is not JSON ({error}){hint}") from None
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is beyond the range of a float; write inf or -inf if that is meant")
+    return number
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"name {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
 
 
 def _tensors(values: dict[str, Any]) -> dict[str, Any]:

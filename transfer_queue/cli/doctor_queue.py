@@ -14,8 +14,8 @@ from typing import Any
 
 from transfer_queue.cli.findings import Finding, Subject, View, fail, ok, warn
 from transfer_queue.cli.state import read_running
+from transfer_queue.cli.up import load_resource
 from transfer_queue.client.options import ClientOptions
-from transfer_queue.config import resource
 from transfer_queue.config.attach import attach_from_environment, parse_address
 from transfer_queue.config.variables import check_values, misspelt
 from transfer_queue.errors import ConfigError
@@ -61,7 +61,7 @@ def resource_file(subject: Subject) -> Iterator[Finding]:
     if subject.file is None:
         return
     try:
-        wanted = resource.load(subject.file)
+        wanted = load_resource(subject.file)
         plan_local(wanted)
     except ConfigError as error:
         for line in str(error).splitlines():

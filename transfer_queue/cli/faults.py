@@ -14,11 +14,12 @@ from rich.text import Text
 
 from transfer_queue._printable import printable
 from transfer_queue.cli.usage import UsageError
-from transfer_queue.errors import ConfigError, TransferQueueError
+from transfer_queue.errors import ConfigError, InvalidInputError, InvalidTypeError, TransferQueueError
 from transfer_queue.launch.supervise import Interrupted, interruptible
 
 __all__ = ["console", "faults", "run", "say"]
 
+_WRONG_ARGUMENT = (ConfigError, InvalidInputError, InvalidTypeError)
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 """Console for messages; results go to standard output."""
 
@@ -66,7 +67,7 @@ def faults() -> Iterator[None]:
     except TransferQueueError as error:
         for line in str(error).splitlines():
             _print_error(line)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(2 if isinstance(error, _WRONG_ARGUMENT) else 1) from None
     except Interrupted as signalled:
         raise typer.Exit(signalled.exit_code) from None
     except BrokenPipeError:  # the reader, such as head, has seen enough

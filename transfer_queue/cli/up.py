@@ -15,17 +15,34 @@ from rich.console import Console
 
 from transfer_queue._printable import printable
 from transfer_queue.cli.state import RunningQueue, ServerState, claim, write_running
-from transfer_queue.config.document import standard_input
+from transfer_queue.config import resource
+from transfer_queue.config.document import read_yaml, standard_input
+from transfer_queue.config.processes import SamplerChoice
+from transfer_queue.config.resource import TransferQueue
 from transfer_queue.errors import ConfigError, StartError, TransferQueueError
 from transfer_queue.launch.local import LocalStack
 from transfer_queue.launch.plan import LocalPlan
 from transfer_queue.launch.supervise import keep, run_command
+from transfer_queue.runtime.sampler import load_sampler
 
-__all__ = ["bring_up", "bring_up_detached"]
+__all__ = ["bring_up", "bring_up_detached", "load_resource"]
 
 _READY = "export TQ_CONFIG_FILE="
 """The line that says that the queue serves, made to be pasted into a shell."""
 _LOG = "tq.log"
+
+
+def load_resource(file: Path) -> TransferQueue:
+    """The resource of ``file``, with a sampler that can be made on this machine. Raises ConfigError."""
+    wanted = resource.load(file)
+    sampler = wanted.spec.controller.sampler
+    try:
+        load_sampler(SamplerChoice(name=sampler.name, args=sampler.args))
+    except ConfigError as error:
+        part = "args" if str(error).startswith("sampler.args") else "name"
+        line = read_yaml(file, "TransferQueue").line(("spec", "controller", "sampler", part))
+        raise ConfigError(f"{file}: spec.controller.{error}{line}") from None
+    return wanted
 
 
 def bring_up(plan: LocalPlan, command: Sequence[str], console: Console, *, background: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Usage errors that name the option which the user left out."""
+"""Usage errors: empty words, and options that the user left out."""
 
 from __future__ import annotations
 
@@ -31,15 +31,24 @@ _DOCUMENTS: Final = {".yaml", ".yml", ".json"}
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose usage errors have ``meant``: the surplus words with the options that they probably belong to."""
+    """A command that refuses empty words. Its usage errors have ``meant``: the surplus words with the options that they
+    probably belong to."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except UsageError as error:
             error.meant = self._meant(ctx, given)
             raise
+        if given[-1:] == ["--"] and not ctx.params.get("command", True):
+            raise UsageError("a command is missing after --", ctx=ctx)
+        for parameter in self.params if not ctx.resilient_parsing else ():
+            value = ctx.params.get(str(parameter.name))
+            if "" in (value if isinstance(value, list | tuple) else [value]):
+                name = max(parameter.opts, key=len)
+                raise UsageError(f"{name} is empty; is a variable of the shell not set?", ctx=ctx)
+        return rest
 
     def _meant(self, ctx: Any, given: list[str]) -> str:
         if self.name == "get" and len(given) == 1 and not given[0].startswith("-"):

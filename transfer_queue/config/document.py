@@ -253,11 +253,20 @@ def _as_mapping(root: type[BaseModel], location: Sequence[str | int], given: obj
 
 
 def _unknown(root: type[BaseModel], location: Sequence[str | int]) -> str:
-    parent = _model_at(root, location[:-1])
-    names = [field.alias or name for name, field in parent.model_fields.items()] if parent else []
+    names = sorted(_names_in(root, location[:-1]))
     near = difflib.get_close_matches(str(location[-1]), names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f'unknown field "{_path(location)}"; {hint}allowed: {", ".join(sorted(names)) or "nothing"}'
+    above = [location[:depth] for depth in range(len(location) - 1)]
+    below = [[*location[:-1], name] for name in names]
+    places = [_path(place) for place in (*above, *below) if location[-1] in _names_in(root, place)]
+    if places:
+        hint = f"it belongs {'under ' if places[0] else 'to the top'}{' or '.join(filter(None, places))}; "
+    return f'unknown field "{_path(location)}"; {hint}allowed: {", ".join(names) or "nothing"}'
+
+
+def _names_in(root: type[BaseModel], location: Sequence[str | int]) -> set[str]:
+    model = _model_at(root, location)
+    return {field.alias or name for name, field in model.model_fields.items()} if model else set()
 
 
 def _path(location: Sequence[str | int]) -> str:

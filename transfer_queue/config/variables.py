@@ -63,8 +63,16 @@ def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
     """One text for each variable that looks like one of ``VARIABLES``, and is none."""
     given = os.environ if environ is None else environ
     unknown = sorted(name for name in given if name.upper().startswith("TQ_") and name not in VARIABLES)
-    found = [(name, difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=_ALIKE)) for name in unknown]
-    return [f"environment variable {name} is not read; did you mean {near[0]}?" for name, near in found if near]
+    found = [(name, _near(name.upper())) for name in unknown]
+    return [
+        f"environment variable {name} is not read; did you mean {' or '.join(near)}?" for name, near in found if near
+    ]
+
+
+def _near(name: str) -> list[str]:
+    """The variables that ``name`` resembles, or whose first words it is."""
+    longer = sorted(known for known in VARIABLES if known.startswith(f"{name}_"))
+    return difflib.get_close_matches(name, VARIABLES, n=1, cutoff=_ALIKE) or longer[:3]
 
 
 def check_values(environ: Mapping[str, str] | None = None) -> None:

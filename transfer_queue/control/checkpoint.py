@@ -120,7 +120,7 @@ def check_empty(core: ControlCore) -> None:
     if found:
         raise QueueNotEmptyError(
             f"the queue is not empty, it has {counted(found)}; clear them first, load the checkpoint into a new queue, "
-            "or replace the rows of the queue (replace=True)"
+            "or replace the rows of the queue (replace=True, --replace of tq checkpoint load)"
         )
 
 

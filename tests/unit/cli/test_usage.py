@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.cli.app import app
+from transfer_queue.cli.data import parse_fields
 from transfer_queue.cli.faults import run
 
 
@@ -76,3 +77,69 @@ def test_what_one_machine_cannot_run_is_told_with_the_file(capsys: pytest.Captur
     )
     assert run(app, ["up", "-f", str(file)]) == 2
     assert f"error: {file}: spec.storage.replicas: 0 storage units hold no rows" in capsys.readouterr().err
+
+
+RESOURCE = "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: a}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["put", "", "k", "x=1"],
+        ["put", "train", "", "x=1"],
+        ["get", "train", "a", ""],
+        ["get", "train", "a", "-F", ""],
+        ["ls", ""],
+        ["clear", "train", ""],
+        ["tail", ""],
+        ["reset", "train", "--task", ""],
+        ["status", "--queue", ""],
+        ["checkpoint", "load", ""],
+    ],
+)
+def test_an_empty_word_is_a_wrong_argument(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run(app, words, prog_name="tq") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " is empty; is a variable of the shell not set?" in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (["x=1", "x=2"], "field 'x' is given twice"),
+        (["x=1e400"], "x: 1e400 is beyond the range of a float; write inf"),
+        (["x=[1.0, -1e400]"], "x: -1e400 is beyond"),
+        (['x={"a": 1, "a": 2}'], "x: name 'a' is given twice"),
+    ],
+)
+def test_a_value_that_would_be_lost_is_refused(
+    capsys: pytest.CaptureFixture[str], fields: list[str], text: str
+) -> None:
+    assert run(app, ["put", "train", "k", *fields]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_infinity_is_written_as_such() -> None:
+    found = parse_fields(["x=inf", "y=-inf", "z=nan", "w=[Infinity]"])
+    assert str(found) == "{'x': inf, 'y': -inf, 'z': nan, 'w': [inf]}"
+
+
+def test_a_command_is_missing_after_the_dashes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "q.yaml").write_text(RESOURCE + "spec: {backend: {simple: {}}}\n")
+    assert run(app, ["up", "-f", str(tmp_path / "q.yaml"), "--"], prog_name="tq") == 2
+    assert "a command is missing after --; see: tq up --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "doctor"])
+def test_a_sampler_that_cannot_be_made_is_told_with_the_document(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "q.yaml"
+    sampler = "sampler:\n      name: GRPOGroupNSampler\n      args: {n_sample_per_prompt: 4}\n"
+    file.write_text(f"{RESOURCE}spec:\n  backend: {{simple: {{}}}}\n  controller:\n    {sampler}")
+    assert run(app, [command, "-f", str(file)]) != 0
+    told = capsys.readouterr()
+    assert f"{file}: spec.controller.sampler.args: GRPOGroupNSampler(n_sample_per_prompt=4): " in told.out + told.err
+    assert "(line 9)" in told.out + told.err
+    assert "starting" not in told.err

@@ -430,3 +430,17 @@ def test_an_object_of_the_apiserver_is_accepted_with_its_own_metadata_and_status
 def test_the_resource_types_load_without_torch() -> None:
     code = "import sys, transfer_queue.config.resource; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("storage: {replicas: 1}\nspec: {backend: {simple: {}}}", r'"storage"; it belongs under spec; .* \(line 4\)'),
+        ("spec: {backend: {simple: {}}, replicas: 3}", r'"spec\.replicas"; it belongs under spec\.controller or spec'),
+        ("spec: {backend: {simple: {}}, controller: {layout: dense}}", r'"spec\.controller\.layout"; it belongs under'),
+    ],
+)
+def test_a_field_in_a_wrong_place_is_told_with_its_place(spec: str, text: str) -> None:
+    head = "apiVersion: transferqueue.io/v1alpha1\nkind: TransferQueue\nmetadata: {name: a}\n"
+    with pytest.raises(ConfigError, match=f"unknown field {text}"):
+        resource.load(head + spec)

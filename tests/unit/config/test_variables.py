@@ -47,6 +47,14 @@ def test_a_misspelt_variable_is_told_once_and_by_each_command(
     assert states == ["warn", "ok"]
 
 
+def test_the_first_words_of_a_variable_are_told_with_the_rest() -> None:
+    told = misspelt({"TQ_CONFIG": "/x.yaml", "TQ_QUEUE": "a", "TQ_": "", "TQ_CONF": "", "TQ_PORT": "1"})
+    assert told == [
+        "environment variable TQ_CONFIG is not read; did you mean TQ_CONFIG_FILE?",
+        "environment variable TQ_QUEUE is not read; did you mean TQ_QUEUE_NAME or TQ_QUEUE_UID?",
+    ]
+
+
 @pytest.mark.parametrize(("name", "value"), [("TQ_LOGGING_LEVEL", "verbose"), ("TQ_EVENT_LOOP", "uv")])
 def test_a_wrong_value_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
