@@ -13,7 +13,17 @@ from typing import Any, Final, TypeVar
 from transfer_queue._html import html_table
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError
 
-__all__ = ["KVBatchMeta", "as_positions", "check_parts", "chunk_bounds", "repeated", "same_value", "united_info"]
+__all__ = [
+    "KVBatchMeta",
+    "as_positions",
+    "check_parts",
+    "chunk_bounds",
+    "is_bool",
+    "repeated",
+    "same_value",
+    "united_info",
+    "whole_number",
+]
 
 T = TypeVar("T")
 
@@ -79,13 +89,13 @@ class KVBatchMeta:
 
     def reorder(self, indexes: Sequence[int]) -> None:
         """Put the key at ``indexes[i]`` at position i, in place. Raises ValueError unless it is a permutation."""
-        if len(indexes) != len(self.keys):
-            raise InvalidInputError(f"the number of indexes {len(indexes)} does not match the {len(self.keys)} keys")
-        if len(set(indexes)) != len(indexes):
-            raise InvalidInputError("Contain duplicate indexes")
-        if set(indexes) != set(range(len(self.keys))):
-            raise InvalidInputError(f"indexes must be 0 to {len(self.keys) - 1}")
         positions = as_positions("indexes", indexes)
+        if len(positions) != len(self.keys):
+            raise InvalidInputError(f"the number of indexes {len(positions)} does not match the {len(self.keys)} keys")
+        if len(set(positions)) != len(positions):
+            raise InvalidInputError("Contain duplicate indexes")
+        if set(positions) != set(range(len(self.keys))):
+            raise InvalidInputError(f"indexes must be 0 to {len(self.keys) - 1}")
         self.keys = [self.keys[position] for position in positions]
         self.tags = [self.tags[position] for position in positions]
 
@@ -134,12 +144,38 @@ def repeated(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def as_positions(name: str, given: Sequence[int]) -> list[int]:
-    """Whole numbers, numpy's and torch's too. Raises InvalidTypeError."""
+def is_bool(value: object) -> bool:
+    """Whether a value, or each element of an array or tensor, is a truth value; Python counts these as ints."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def whole_number(name: str, value: object) -> int:
+    """A whole number, numpy's and torch's too, and no truth value. Raises InvalidTypeError."""
     try:
-        return [operator.index(position) for position in given]
+        if not is_bool(value):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise InvalidTypeError(f"{name} must be an int, not {type(value).__name__}")
+
+
+def as_positions(name: str, given: Sequence[int], rows: int | None = None) -> list[int]:
+    """Whole numbers, numpy's and torch's too. With ``rows`` also a mask: the positions where it is True.
+
+    Raises InvalidTypeError; InvalidInputError for a mask of another length than ``rows``.
+    """
+    try:
+        positions = list(given)
+        flags = [is_bool(position) for position in positions]
+        if not any(flags):
+            return [operator.index(position) for position in positions]
     except TypeError:
         raise InvalidTypeError(f"{name} must be a list of ints, not {given!r:.80}") from None
+    if rows is None or not all(flags) or any(getattr(position, "shape", ()) for position in positions):
+        raise InvalidTypeError(f"{name} must be a list of ints, not of bools: {given!r:.80}")
+    if len(positions) != rows:
+        raise InvalidInputError(f"{name} is a mask of {len(positions)} entries for {rows} rows")
+    return [position for position, picked in enumerate(positions) if picked]
 
 
 def check_parts(data: Sequence[T], kind: type[T]) -> Sequence[T]:
@@ -155,10 +191,7 @@ def check_parts(data: Sequence[T], kind: type[T]) -> Sequence[T]:
 
 def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
     """Bounds of ``chunks`` near-equal parts of ``count`` rows, larger ones first. Raises ValueError below 1 chunk."""
-    try:
-        chunks = operator.index(chunks)
-    except TypeError:
-        raise InvalidTypeError(f"chunks must be an int, not {type(chunks).__name__}") from None
+    chunks = whole_number("chunks", chunks)
     if chunks < 1:
         raise InvalidInputError(f"chunks must be at least 1, not {chunks}")
     size, larger = divmod(count, chunks)

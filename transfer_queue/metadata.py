@@ -291,8 +291,12 @@ class BatchMeta:
         return part
 
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
-        """The rows at these positions, repeats allowed. Raises ValueError out of range."""
-        positions = as_positions("sample_indices", sample_indices)
+        """The rows at these positions, repeats allowed, or where a mask of bools is True.
+
+        A mask is a list, array or tensor with a bool for each row. Raises ValueError out of range, and for a mask of
+        another length.
+        """
+        positions = as_positions("sample_indices", sample_indices, rows=len(self))
         if any(not 0 <= position < len(self) for position in positions):
             raise InvalidInputError(f"sample_indices must be within 0 to {len(self) - 1}")
         return self._at(positions)

@@ -355,6 +355,24 @@ def test_concat_refuses_what_does_not_fit(other: BatchMeta, text: str) -> None:
     assert len(BatchMeta.concat([first, other], validate=False)) == 2
 
 
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_a_mask_picks_the_rows_where_it_is_true_and_is_no_list_of_positions(form: Callable[..., Any]) -> None:
+    assert meta(4).select_samples(form([True, False, True, False])).global_indexes == [0, 2]
+    assert meta(2).select_samples(form([False, False])).global_indexes == []
+    with pytest.raises(ValueError, match="mask of 2 entries for 4 rows"):
+        meta(4).select_samples(form([True, False]))
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("indices", lambda: meta(2).reorder(form([True, False]))),
+        ("indexes", lambda: kv("a", "b").reorder(form([True, False]))),
+        ("sample_indices", lambda: meta(2).select_samples([True, 0])),
+        ("sample_indices", lambda: meta(2).select_samples(form([[True], [False]]))),
+        ("chunks", lambda: meta(2).chunk(form([True])[0])),
+    ]
+    for name, call in calls:
+        with pytest.raises(InvalidTypeError, match=name):
+            call()
+
+
 def test_reorder_permutes_in_place() -> None:
     made = meta(3)
     assert made.reorder([2, 0, 1]) is None

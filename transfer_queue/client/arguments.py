@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from transfer_queue._kv_meta import whole_number
 from transfer_queue.columns.kinds import is_kind
 from transfer_queue.control.plain import pack_arrays
 from transfer_queue.errors import InvalidInputError, InvalidTypeError
@@ -136,10 +136,7 @@ def check_params(name: str, value: object) -> dict[str, Any]:
 
 def check_count(name: str, value: object) -> int:
     """A whole number, numpy's too, from 0 on."""
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidTypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    count = whole_number(name, value)
     if not 0 <= count < 2**63:
         raise InvalidInputError(f"{name} must be from 0 to 2**63 - 1, not {count}")
     return count
@@ -147,7 +144,7 @@ def check_count(name: str, value: object) -> int:
 
 def check_seconds(name: str, value: object) -> float:
     """A time from 0 on."""
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise InvalidTypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     if not value >= 0:  # nan is not
         raise InvalidInputError(f"{name} must be 0 or more seconds, not {value}")

@@ -139,7 +139,7 @@ def check_lock(keys: list[str] | str, partition_id: str, timeout: float | None, 
     """The keys, each once. ``blocks``: the name of the blocking call, which must not be made in a running loop."""
     if blocks and _in_loop():
         raise RequestError(f"{blocks} would block the running event loop; use async_{blocks}")
-    if timeout is not None and (not isinstance(timeout, int | float) or timeout < 0):
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
         raise InvalidInputError(f"timeout must be a number of seconds or None, not {timeout!r}")
     check_partition(partition_id)
     return list(dict.fromkeys(check_keys([keys] if isinstance(keys, str) else keys)))

@@ -123,7 +123,7 @@ class StreamingDataset(IterableDataset[Any]):
             ("dp_rank", dp_rank, 0),
             ("total_samples", 0 if total_samples is None else total_samples, 0),
         ):
-            if not isinstance(value, int):
+            if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidTypeError(f"{name} must be an int, not {type(value).__name__}")
             if value < least:
                 raise InvalidInputError(f"{name} must be greater than or equal to {least}; got {value}")
