@@ -107,7 +107,7 @@ async def async_kv_update(
         fields: One field, or a list of them.
         values: What ``parser`` gets as ``new``: the value of the one field, or a mapping with one for each field.
         parser: Gets what the row has (None if it lacks the field) and the new value, and returns what to store: a
-            tensor of one row, or any other value. It may be called more than once.
+            tensor of one row, or any other value but None. It may be called more than once.
 
     Returns:
         The key with its tag, and the sorted names of the fields that are ready.

@@ -143,9 +143,30 @@ def test_puts_upsert_and_merge_tags_shallowly(queue: Stack, partition: str) -> N
     assert tq.kv_list(partition) == {partition: {"a": {"n": {"q": 2}, "k": 0}, "b": {}}}
 
 
-def test_empty_fields_make_a_row_without_data(queue: Stack, partition: str) -> None:
-    meta = tq.kv_put("a", partition, {})
-    assert meta.fields == []
+def test_a_list_of_numbers_is_a_tensor_as_in_a_tensordict(queue: Stack, partition: str) -> None:
+    columns = {"float": [1.0, 0.5], "mixed": [1, 2.5], "int": [1, 2], "bool": [True, False]}
+    kept = {"big": [1, 2**70], "none": [1, None], "flag or int": [True, 2], "text": ["a", "b"], "lists": [[1], [2]]}
+    tq.kv_batch_put(["a", "b"], partition, {**columns, **kept})
+    by_index = tq.get_client().put({**columns, **kept}, partition_id=f"{partition}-rows")
+    for got in (tq.kv_batch_get(["a", "b"], partition), tq.get_client().get_data(by_index)):
+        made = TensorDict(columns, [2])
+        for name in columns:
+            assert got[name].dtype == made[name].dtype
+            assert got[name].tolist() == made[name].tolist()
+        assert {name: list(got[name]) for name in kept} == kept
+    tq.kv_put("a", f"{partition}-one", {"reward": 1.0, "array": np.ones(2)})
+    one = tq.kv_batch_get("a", f"{partition}-one")
+    assert one["reward"][0] == 1.0
+    assert isinstance(one["array"][0], np.ndarray)
+
+
+def test_a_row_without_data_is_made_by_a_tag_and_not_by_empty_fields(queue: Stack, partition: str) -> None:
+    for fields in ({}, TensorDict({}, [1])):
+        with pytest.raises(ValueError, match="fields is empty"):
+            tq.kv_put("a", partition, fields)
+        with pytest.raises(ValueError, match="fields is empty"):
+            tq.kv_batch_put(["a"], partition, fields)
+    assert tq.kv_put("a", partition, {}, tag={}).fields == []
     tq.kv_put("b", partition, tag={})
     assert tq.kv_list(partition) == {partition: {"a": {}, "b": {}}}
 

@@ -139,6 +139,8 @@ def test_a_holder_whose_lock_has_ended_puts_nothing(partition: str) -> None:
 def test_a_put_with_the_lock_of_another_partition_or_with_something_else_is_refused(partition: str) -> None:
     with tq.kv_global_lock("n", partition) as lock, pytest.raises(tq.InvalidInputError, match="cannot guard"):
         tq.kv_put("n", f"{partition}-other", tag={"n": 1}, lock=lock)
+    with tq.kv_global_lock("n", partition) as lock, pytest.raises(tq.InvalidInputError, match=r"\['n'\].*\['m'\]"):
+        tq.kv_batch_put(["n", "m"], partition, tags=[{}, {}], lock=lock)
     wrong: Any = 7
     with pytest.raises(tq.InvalidTypeError, match="kv_global_lock"):
         tq.kv_put("n", partition, tag={"n": 1}, lock=wrong)
@@ -238,6 +240,7 @@ def test_an_update_that_fails_changes_nothing(partition: str) -> None:
         (tq.InvalidTypeError, ("a", partition, "n", 1)),
         (tq.InvalidInputError, ("a", partition, "n", None, max)),
         (tq.InvalidInputError, ("a", partition, ["n", "m"], {"n": 1}, max)),
+        (tq.InvalidInputError, ("a", partition, ["n", "m"], {"n": 1, "m": 1}, lambda old, new: print(new))),
     ]
     for error, arguments in wrong:
         with pytest.raises(error):

@@ -493,6 +493,26 @@ def test_a_put_that_says_is_last_ends_the_stream(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iteration_that_yields_nothing_says_once_why(
+    queue: Stack, partition: str, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    tq.get_client().put(rows(4), partition_id=partition, is_last=True)
+    stream = dataset(partition)
+    loader = StreamingDataLoader(stream, num_workers=workers)
+    assert values(loader) == [[0, 1], [2, 3]]
+    assert not caplog.records
+    assert values(loader) == values(loader) == []
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"task 'train' has taken all rows of partition '{partition}'; reset_consumption(" in said
+
+
+def test_torchs_own_loader_is_refused_with_the_one_to_use(queue: Stack, partition: str) -> None:
+    put(partition, 4)
+    with pytest.raises(InvalidTypeError, match=r"StreamingDataLoader\(dataset\)"):
+        next(iter(torch.utils.data.DataLoader(dataset(partition))))
+
+
 def test_a_dataset_that_waits_says_what_for(
     queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,13 +133,18 @@ def test_calls_about_names_that_do_not_exist_say_so_once(
             lambda name: tq.kv_clear(["b", "c"], name),
             f"kv_clear: 2 of the 2 keys ['b', 'c'] are not in partition '{there}'",
         ),
-        (lambda name: client.kv_retrieve_meta(["a", "b"], name), "kv_retrieve_meta: 1 of the 2 keys ['a', 'b'] are"),
+        (
+            lambda name: client.run(client.kv.retrieve_meta, ["a", "b"], name, False, False),
+            "kv_retrieve_meta: 1 of the 2 keys ['a', 'b'] are",
+        ),
     ):
         caplog.clear()
         call(there)
         (told,) = [record.getMessage() for record in caplog.records]
         assert told.startswith(text), told
     caplog.clear()
+    with pytest.raises(tq.KeyNotFoundError, match=r"\['b'\]"):
+        client.kv_retrieve_meta(["a", "b"], there)
     assert tq.kv_list(there) == {there: {"a": {}}}
     assert client.reset_consumption(there, "train")
     assert not client.reset_consumption(there, "trian")

@@ -216,6 +216,7 @@ def test_calls_that_would_do_nothing_or_something_else_are_refused_or_said(
     metadata = client.put(ROWS, partition_id=partition)
     tq.kv_put("a", partition, {"x": torch.ones(2)})
     near = f"{partition[:-1]}-{partition[-1]}"
+    many = client.put(TensorDict({"x": torch.zeros(8200, 1)}, [8200]), partition_id=f"{partition}-many")
 
     def out(**more: torch.Tensor) -> object:
         return tq.kv_batch_get("a", partition, ["x"], out={"x": torch.zeros(1, 2), **more})
@@ -229,24 +230,32 @@ def test_calls_that_would_do_nothing_or_something_else_are_refused_or_said(
         (lambda: out(y=torch.zeros(1)), r"out has entries \['y'\], which are not among the fields that are read"),
         (lambda: tq.kv_batch_get_by_meta(metadata), "read a BatchMeta with get_data"),  # type: ignore[arg-type]
         (lambda: client.get_data(tq.kv_put("a", partition, tag={})), "kv_batch_get_by_meta"),  # type: ignore[arg-type]
+        (lambda: client.ack(many, "tarin"), f"task 'tarin' has taken no rows of partition '{partition}-many'"),
     ]
     for call, words in refused:
         with pytest.raises(tq.TransferQueueError, match=words):
             call()
+    assert client.get_consumption_status("tarin", f"{partition}-many")[1].sum() == 0
+    caplog.clear()
     last = f"{partition}-last"
     client.put(ROWS, partition_id=last, is_last=True)
     assert not caplog.records
     said: list[tuple[Callable[[], object], str]] = [
         (lambda: client.put(ROWS, partition_id=last), f"partition '{last}' got rows after a put with is_last=True"),
-        (lambda: client.ack(metadata, "tarin"), f"task 'tarin' had taken no rows of partition '{partition}'"),
         (lambda: metadata.select_fields(["x", "xx"]), "no fields ['xx']; did you mean 'x'?"),
         (
             lambda: client.get_meta(["x"], 1, partition, task_name="u", sampling_config={"dp_rnak": 0}),
             "sampling_config: no sampler reads all of ['dp_rnak']; did you mean 'dp_rank'?",
         ),
+        (
+            lambda: client.get_meta(["x"], 1, partition, task_name="v", sampling_config={"dp_rank": 0}),
+            "SequentialSampler of this queue does not read dp_rank; GRPOGroupNSampler, PrioritySampler, Rank",
+        ),
+        (
+            lambda: client.get_meta(["x"], 1, partition, task_name="w", sampling_config={"n_samples_per_prompt": 2}),
+            "does not read n_samples_per_prompt: set it in controller.sampler.args of the queue",
+        ),
     ]
-    many = client.put(TensorDict({"x": torch.zeros(8200, 1)}, [8200]), partition_id=f"{partition}-many")
-    said.append((lambda: client.ack(many, "u"), f"task 'u' had taken no rows of partition '{partition}-many'"))
     for call, words in said:
         caplog.clear()
         call()

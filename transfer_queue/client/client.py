@@ -333,10 +333,12 @@ class AsyncClient:
         """Acknowledge rows: ``task_name`` has consumed them, regardless of which client fetched them.
 
         Args:
-            metadata: The rows. Rows that are gone, and rows that are acknowledged already, are ignored.
-            task_name: The task.
+            metadata: The rows. Rows that are gone, and rows that are acknowledged already or were fetched without a
+                lease, are ignored.
+            task_name: The task that fetched them.
 
         Raises:
+            RequestError: The task has taken no rows of the partition. Nothing is acknowledged.
             InvalidTypeError: An argument is wrong.
         """
         await self.async_run(self.rows.acknowledge, metadata, task_name)
@@ -510,12 +512,14 @@ class AsyncClient:
         Args:
             keys: Keys of rows, or one key.
             partition_id: The partition.
-            create: Make rows without data (status 0) for missing keys. Otherwise missing keys are left out.
+            create: Make rows without data (status 0) for missing keys.
 
         Returns:
             The rows, in the order of ``keys``.
 
         Raises:
+            KeyNotFoundError: Keys are not in the partition; the message names them. With the setting
+                ``missing_fields: drop`` they are left out instead, and the log says how many, as in 0.1.x.
             InvalidTypeError, InvalidInputError: An argument is wrong.
         """
         return await self.async_run(self.kv.retrieve_meta, keys, partition_id, create)

@@ -94,6 +94,10 @@ class KvOperations:
                 f"fields must be a TensorDict or a dict of columns, not {type(fields).__name__}; "
                 f"write TensorDict(columns, [{len(keys)}])"
             )
+        if isinstance(fields, dict):
+            from transfer_queue.columns.encoding import numbers_as_tensors
+
+            fields = numbers_as_tensors(fields)
         return self._put(keys, partition_id, fields, tags, data_parser, lock, placement=placement)
 
     def _put(
@@ -114,7 +118,9 @@ class KvOperations:
         if tags is not None:
             check_tags("tags", tags, len(keys), "keys")
         block = self._encode(keys, fields, data_parser)
-        number = 0 if lock is None else _lock_number(lock, partition_id)
+        if block is None and tags is None:
+            raise InvalidInputError("fields is empty, which would make rows without data; give fields, or tags alone")
+        number = 0 if lock is None else _lock_number(lock, partition_id, keys)
         wait_s = self._options.put_wait_s
         commit = Commit(partition_id, keys=keys, tags=tags, wait_s=wait_s, lock=number, expects=expects)
 
@@ -279,17 +285,24 @@ class KvOperations:
 
     # ---------------------------------------------------------------------------------------------- keys and metadata
 
-    def retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool) -> Operation[Batch, BatchMeta]:
+    def retrieve_meta(
+        self, keys: list[str] | str, partition_id: str, create: bool, strict: bool | None = None
+    ) -> Operation[Batch, BatchMeta]:
+        """``strict``: missing keys are an error; None: as the setting ``missing_fields`` says of fields."""
         keys = check_keys([keys] if isinstance(keys, str) else keys)
         check_partition(partition_id)
         check_flag("create", create)
+        partial = self._options.missing_fields == "drop" if strict is None else not strict
 
         async def work() -> Batch:
             if create:
                 commit = Commit(partition_id, keys=list(dict.fromkeys(keys)), wait_s=self._options.put_wait_s)
                 await self._engine.put(None, commit, timeout_s=self._options.request_s)
-            lookup = Lookup(partition_id, keys=keys, partial=True, locate=False)
-            batch = await self._engine.lookup(lookup, self._options.request_s)
+            lookup = Lookup(partition_id, keys=keys, partial=partial, locate=False)
+            try:
+                batch = await self._engine.lookup(lookup, self._options.request_s)
+            except KeyNotFoundError as error:
+                raise KeyNotFoundError(f"{error}{await self._notices.hint(partition_id)}") from None
             if missing := len(keys) - len(batch.indexes) // 8:
                 self._notices.warn("kv_retrieve_meta", partition_id, _not_found(missing, keys, partition_id))
             return batch
@@ -335,12 +348,12 @@ def _not_found(missing: int, keys: list[str], partition: str) -> str:
     return f"{missing} of the {len(keys)} keys {name_some(keys)} are not in partition {partition!r}"
 
 
-def _lock_number(lock: object, partition_id: str) -> int:
+def _lock_number(lock: object, partition_id: str, keys: list[str]) -> int:
     from transfer_queue.client.locks import GlobalLock
 
     if not isinstance(lock, GlobalLock):
         raise InvalidTypeError(f"lock must be what kv_global_lock gives, not {type(lock).__name__}")
-    return lock.number_for(partition_id)
+    return lock.number_for(partition_id, keys)
 
 
 def single_row(fields: dict[str, Any]) -> dict[str, Any]:

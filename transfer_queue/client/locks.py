@@ -10,6 +10,7 @@ import time
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import QueueEngine
 from transfer_queue.control.commands import Lock, RenewLock, Value
+from transfer_queue.control.puts import name_some
 from transfer_queue.errors import (
     ConnectionLostError,
     InvalidInputError,
@@ -60,11 +61,17 @@ class GlobalLock:
                 f"{self.lease_s:g} s or the connection to the controller was lost; another may hold it. Lock again"
             )
 
-    def number_for(self, partition_id: str) -> int:
-        """What a put to ``partition_id`` carries. Raises LockLostError, InvalidInputError for another partition."""
+    def number_for(self, partition_id: str, keys: list[str]) -> int:
+        """What a put of ``keys`` carries. Raises LockLostError; InvalidInputError for keys or a partition that the lock
+        does not hold."""
         self.check()
         if partition_id != self.partition_id:
             raise InvalidInputError(f"a lock of partition {self.partition_id!r} cannot guard a put to {partition_id!r}")
+        if others := [key for key in keys if key not in self.keys]:
+            raise InvalidInputError(
+                f"the lock is of {name_some(self.keys)} and does not guard a put of {name_some(others)}; lock all keys "
+                "that the put writes"
+            )
         return self.number
 
     async def take(self, wait_s: float) -> GlobalLock:

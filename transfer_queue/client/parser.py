@@ -36,6 +36,10 @@ def parsed(data: TensorDict | dict[str, Any], parser: DataParser | None) -> Tens
     if set(result) != set(counts):
         raise RequestError(f"data_parser must not change dict keys: got {sorted(result)}, expected {sorted(counts)}")
     for name, value in result.items():
+        if not hasattr(value, "__len__"):
+            raise RequestError(
+                f"data_parser must return a tensor or a list of rows for {name!r}, not {type(value).__name__}"
+            )
         if len(value) != counts[name]:
             raise RequestError(
                 f"data_parser changed the number of elements of {name!r} from {counts[name]} to {len(value)}"

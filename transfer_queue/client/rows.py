@@ -78,9 +78,16 @@ __all__ = ["FetchOptions", "RowOperations", "pack_indexes", "request_in_parts", 
 log = logging.getLogger(__name__)
 
 EMPTY = Batch(b"")
-_SAMPLERS = frozenset(sampler.__all__)
-_CONFIG = ("dp_rank", "batch_index", "dp_size", "token_budget", "flush", "version", "seed")
-"""What the samplers of this package read of ``sampling_config``."""
+_BASES = ("BaseSampler", "PlannedSampler")
+_READS: dict[str, tuple[str, ...]] = {
+    name: getattr(sampler, name).config_keys
+    for name in sampler.__all__
+    if name.endswith("Sampler") and name not in _BASES
+}
+"""What each sampler of this package reads of ``sampling_config``."""
+_CONFIG = tuple(dict.fromkeys(key for keys in _READS.values() for key in keys))
+_OF_SAMPLERS = ("n_samples_per_prompt", "group_tag", "max_staleness")
+"""What people write into ``sampling_config`` and is an argument of samplers."""
 ROWS_AT_ONCE = 8192
 """Rows that one request clears, tags or acknowledges."""
 
@@ -228,9 +235,8 @@ class RowOperations:
         params = {} if options.sampling_config is None else check_params("sampling_config", options.sampling_config)
         if options.token_budget is not None:
             params = {**params, "token_budget": check_count("token_budget", options.token_budget)}
-        known = _CONFIG if self._engine.controller_attributes.get("sampler") in _SAMPLERS else ()
-        if known and (hint := did_you_mean([name for name in params if name not in known], known)):
-            self._notices.warn("sampling_config", options.task_name, f"no sampler reads all of {sorted(params)}{hint}")
+        if params:
+            self._tell_unread(params, options.task_name)
         counted_in_tokens = options.batch_size is None and "token_budget" in params
         return Fetch(
             partition_id,
@@ -241,6 +247,23 @@ class RowOperations:
             params,
             lease_s=check_lease("lease", options.lease),
         )
+
+    def _tell_unread(self, params: dict[str, Any], task: str) -> None:
+        """Warn once of what the queue's sampler ignores, if it is one of this package."""
+        name = str(self._engine.controller_attributes.get("sampler", ""))
+        if name not in _READS or (unread := [key for key in params if key not in _READS[name]]) == []:
+            return
+        if hint := did_you_mean([key for key in unread if key not in _CONFIG], _CONFIG):
+            self._notices.warn("sampling_config", task, f"no sampler reads all of {sorted(params)}{hint}")
+        if params.get("dp_rank") == 0 and "task_name" in params:  # of a StreamingDataset, which may be the only rank
+            return
+        for key in unread:
+            if key in _CONFIG:
+                readers = ", ".join(reader for reader, keys in _READS.items() if key in keys)
+                self._notices.warn("sampling_config", key, f"{name} of this queue does not read {key}; {readers} do")
+            elif key in _OF_SAMPLERS:
+                text = f"{name} of this queue does not read {key}: set it in controller.sampler.args of the queue"
+                self._notices.warn("sampling_config", key, text)
 
     @spanned("get")
     def get_data(
@@ -330,9 +353,9 @@ class RowOperations:
         rows: int | None,
     ) -> EncodedBlock:
         """Encode the data of a put to ``rows`` rows; None: as many new rows as there are."""
-        from transfer_queue.columns.encoding import encode
+        from transfer_queue.columns.encoding import encode, numbers_as_tensors
 
-        block = encode(parsed(data, data_parser), allow_pickle=self._options.allow_pickle)
+        block = encode(parsed(numbers_as_tensors(data), data_parser), allow_pickle=self._options.allow_pickle)
         if block.rows == 0:
             raise InvalidInputError("data is empty: it has no rows")
         if rows not in (None, block.rows):
@@ -378,18 +401,20 @@ class RowOperations:
 
         return Operation(work(), _nothing)
 
-    def acknowledge(self, metadata: BatchMeta, task_name: str) -> Operation[None, None]:
+    def acknowledge(self, metadata: BatchMeta, task_name: str, strict: bool = True) -> Operation[None, None]:
+        """``strict``: a task that the partition does not know is an error, and nothing is acknowledged."""
         check_metadata(metadata)
         task = check_name("task_name", task_name)
 
         async def work() -> None:
             for partition, positions in _by_partition(metadata):
-                command = Acknowledge(partition, task, _indexes_at(metadata, positions))
+                command = Acknowledge(partition, task, _indexes_at(metadata, positions), strict)
                 if (await request_in_parts(self._engine, command, self._options.request_s)).absent:
-                    text = (
-                        f"task {task!r} had taken no rows of partition {partition!r}; it counts as having consumed them"
+                    tasks = (await self._fetches.counts(partition)).get("tasks", ())
+                    raise RequestError(
+                        f"task {task!r} has taken no rows of partition {partition!r}, so it has none to acknowledge"
+                        f"{did_you_mean([task], tasks)}"
                     )
-                    self._notices.warn("ack", f"{partition} {task}", text)
 
         return Operation(work(), _nothing)
 

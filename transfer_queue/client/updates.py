@@ -34,8 +34,14 @@ class Update:
         """The name of the lock of those who were overtaken."""
 
     def changed(self, cells: Cells) -> dict[str, Any]:
-        """What to write where the row has ``cells``."""
-        return {name: self.parser(cells.values.get(name), new) for name, new in self.new.items()}
+        """What to write where the row has ``cells``. Raises InvalidInputError for a parser that returns nothing."""
+        found = {name: self.parser(cells.values.get(name), new) for name, new in self.new.items()}
+        if nothing := [name for name, value in found.items() if value is None]:
+            raise InvalidInputError(
+                f"parser {getattr(self.parser, '__qualname__', self.parser)} returned None for field {nothing[0]!r}, "
+                "which would erase it; return what to store. Nothing has changed"
+            )
+        return found
 
 
 def _new_values(fields: object, values: object) -> dict[str, Any]:

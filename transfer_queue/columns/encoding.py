@@ -23,7 +23,7 @@ from transfer_queue.errors import InvalidInputError, InvalidTypeError, Unsupport
 if TYPE_CHECKING:
     from tensordict import LazyStackedTensorDict, TensorDictBase
 
-__all__ = ["alike", "encode", "split", "tensor_rows_column"]
+__all__ = ["alike", "encode", "numbers_as_tensors", "split", "tensor_rows_column"]
 
 NAME_CHARACTERS: Final = 255
 CHUNK_BYTES: Final = 4096
@@ -49,6 +49,28 @@ def encode(
     if batch_size[:1] != [total]:
         raise InvalidInputError(f"Inconsistent batch dimension: batch size {batch_size} does not match {total} rows")
     return EncodedBlock(total, [_column(name, value, total, allow_pickle) for name, value in values.items()])
+
+
+def numbers_as_tensors(fields: Any) -> Any:
+    """A mapping whose lists of plain numbers are tensors, as a TensorDict makes them; anything else as it is.
+
+    Lists of float and of int and float become float32 (torch's default dtype), of int int64, of bool bool.
+    """
+    if is_kind(fields, "TensorDictBase") or not isinstance(fields, Mapping):
+        return fields
+    return {name: _as_numbers(value) for name, value in fields.items()}
+
+
+def _as_numbers(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or not value:
+        return value
+    kinds = set(map(type, value))
+    if kinds != {bool} and not kinds <= {int, float}:
+        return value
+    try:
+        return torch.tensor(value, device="cpu")
+    except (RuntimeError, ValueError, OverflowError):  # an int of more than 64 bits stays what it is
+        return value
 
 
 def split(block: EncodedBlock, parts: Sequence[tuple[int, int]]) -> list[EncodedBlock]:

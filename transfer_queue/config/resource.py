@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import ConfigDict, Field, JsonValue, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from transfer_queue.config import defaults
 from transfer_queue.config.document import Yaml, problems, read_yaml
@@ -62,6 +63,14 @@ class Sampler(Model):
     args: dict[str, JsonValue] = Field(
         default={}, description="Keyword arguments of the sampler, such as n_samples_per_prompt."
     )
+
+    @model_validator(mode="after")
+    def _has_group_size(self) -> Sampler:
+        """Not a `Rule`: the apiserver cannot look into ``args``, whose values may be anything."""
+        if self.name == "GRPOGroupNSampler" and "n_samples_per_prompt" not in self.args:
+            problem = "GRPOGroupNSampler needs args: {n_samples_per_prompt: N}; without it each row is a group"
+            raise PydanticCustomError("group_size", "{problem}", {"problem": problem})
+        return self
 
 
 class Journal(Model):

@@ -192,13 +192,15 @@ class Fetch(Command, frozen=True, tag=True, omit_defaults=True):
 
 class Acknowledge(Command, frozen=True, tag=True, omit_defaults=True):
     """``task`` is done with the rows ``indexes`` (i64 bytes): they are consumed, also if another client
-    has them. Rows and partitions that do not exist are ignored. Answer: Done."""
+    has them. Rows and partitions that do not exist are ignored. Answer: Done. With ``strict`` nothing changes if the
+    partition knows no such task, and the answer is ``absent``."""
 
     roles = CONSUMERS
     mutates = True
 
     task: str
     indexes: bytes
+    strict: bool = False
 
 
 class SetTags(Command, frozen=True, tag=True, omit_defaults=True):

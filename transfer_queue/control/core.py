@@ -447,15 +447,15 @@ class ControlCore:
         partition = self.state.partitions.get(command.partition)
         positions = np.zeros(0, np.int64) if partition is None else partition.find_indexes(command.indexes)
         positions = np.unique(positions[positions >= 0])
-        absent = False
         if partition is not None and len(positions):
-            absent = command.task not in partition.tasks
+            if command.strict and command.task not in partition.tasks:
+                return Done(absent=True)
             task = partition.task(command.task)
             task.last_fetch = self.state.leases.now
             positions = positions[task.taken[positions] != CONSUMED]
             if len(positions):
                 partition.take(task, compact(positions))
-        return Done(absent)
+        return Done()
 
     def _end_lease(self, partition: Partition, task: Task, lease: Lease) -> None:
         """Rows that are not acknowledged are ready again, each in its place."""

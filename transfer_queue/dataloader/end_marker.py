@@ -39,7 +39,7 @@ def clear_end(partition_id: str, client: Client | None = None) -> None:
 
 def production_ended(client: Client, partition_id: str) -> bool:
     """Whether the partition is complete: a put had ``is_last``, or all producers have marked the end."""
-    meta = client.kv_retrieve_meta([partition_id], _markers(client, partition_id))
+    meta = client.run(client.kv.retrieve_meta, [partition_id], _markers(client, partition_id), False, False)
     if any(tag and len(tag) >= max(tag.values()) for tag in meta.custom_meta):
         return True
     return bool(client.run(client.rows.partition_counts, partition_id).get("ended"))

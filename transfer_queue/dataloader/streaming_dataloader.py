@@ -76,6 +76,8 @@ class StreamingDataLoader(DataLoader[Any]):
                 try:
                     received = next(inner)
                 except StopIteration:
+                    if self.num_workers and stream.cursor == start:
+                        stream.tell_empty()
                     return False
                 except (OSError, EOFError) as error:
                     if ended := _ended(inner):

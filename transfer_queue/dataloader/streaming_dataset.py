@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from transfer_queue._kv_meta import as_positions
 from transfer_queue.backoff import Backoff
@@ -48,6 +49,20 @@ _FIRST_PAUSE_S = 0.01
 _TURN_PAUSE_S = 0.002
 _STALL_WARNING_S = 10.0
 """Time after which a waiting dataset logs the reason; the time doubles after each warning."""
+
+
+def _refuse_to_collate(*arguments: Any, **options: Any) -> Any:
+    raise InvalidTypeError(
+        "a StreamingDataset yields whole micro-batches, which torch's DataLoader must not join: iterate "
+        "StreamingDataLoader(dataset), or DataLoader(dataset, batch_size=None)"
+    )
+
+
+class _MicroBatch(tuple[Any, ...]):
+    """A micro-batch, told by its class from what torch's DataLoader may join."""
+
+
+default_collate_fn_map[_MicroBatch] = _refuse_to_collate
 
 
 class Cursor(NamedTuple):
@@ -159,6 +174,8 @@ class StreamingDataset(IterableDataset[Any]):
         self._buffer: dict[int, Sample] = {}
         self._unacknowledged: BatchMeta | None = None
         """The batch that is being worked on."""
+        self._told_empty = ""
+        """The partition of which `tell_empty` has spoken."""
         self._own_client: Client | None = None
         self._attach = self._find_queue()
 
@@ -224,19 +241,40 @@ class StreamingDataset(IterableDataset[Any]):
         if info is not None:
             yield from self._batches_of_worker(info.id, info.num_workers)
             return
+        first = self.cursor
         while True:
             cursor, moves = self.cursor, self.moves
             batch = self._buffer.get(cursor.batch) or self._await_batch(cursor.batch, lambda: False)
             if batch is None:
+                if cursor == first:
+                    self.tell_empty()
                 return
             self._buffer[cursor.batch] = batch
             self.cursor = Cursor(cursor.batch + 1, 0)
             for micro, (piece, last) in enumerate(_marking_last(self._divide(batch))):
                 if micro >= cursor.micro:
                     self.cursor = Cursor(cursor.batch + 1, 0) if last else Cursor(cursor.batch, micro + 1)
-                    yield piece
+                    yield _MicroBatch(piece) if type(piece) is tuple else piece
                     if self.moves != moves:
                         break
+
+    def tell_empty(self) -> None:
+        """Log once for a partition why an iteration yields nothing."""
+        if self._told_empty == self.partition_id:
+            return
+        self._told_empty = self.partition_id
+        counts = self.client.run(self.client.rows.partition_counts, self.partition_id)
+        again = "reset() of this dataset replays its batches"
+        if not counts or not counts["rows"]:
+            found = "the partition has no rows"
+        elif self.total_samples is not None and self.cursor.batch * self.batch_size >= self.total_samples:
+            found = f"it has delivered its total_samples={self.total_samples} rows; {again}"
+        else:
+            found = (
+                f"task {self.task_name!r} has taken all rows of partition {self.partition_id!r}; "
+                f"reset_consumption({self.partition_id!r}, {self.task_name!r}) of the client gives them again, {again}"
+            )
+        log.warning("%s yields nothing: %s", self, found)
 
     def _batches_of_worker(self, worker: int, workers: int) -> Iterator[tuple[int, list[Sample]]]:
         """Every ``workers``-th batch. Workers draw in turn, so that batches come in the order of one process."""
@@ -262,7 +300,10 @@ class StreamingDataset(IterableDataset[Any]):
         size = self.micro_batch_size
         if self.process_batch_fn is chunk_batch_fn:
             size = min(size, len(meta))  # the last batch of a stream may be short
-        return self.process_batch_fn(td, meta, micro_batch_size=size)
+        pieces = self.process_batch_fn(td, meta, micro_batch_size=size)
+        if not isinstance(pieces, Iterable):
+            raise InvalidTypeError(f"process_batch_fn must return micro-batches, not {type(pieces).__name__}")
+        return pieces
 
     # ------------------------------------------------------------------------------------------------------ fetching
 
@@ -270,8 +311,9 @@ class StreamingDataset(IterableDataset[Any]):
         """Batch ``number`` of this rank, after acknowledging the one before; None at the end of the stream or when
         stopped."""
         if self._unacknowledged is not None:
-            self.client.ack(self._unacknowledged, self.task_name)
-            self._unacknowledged = None
+            done, self._unacknowledged = self._unacknowledged, None
+            # Not strict: consumption may have been reset meanwhile, and then the rows are to be delivered again.
+            self.client.run(self.client.rows.acknowledge, done, self.task_name, False)
         size = self.batch_size
         if self.total_samples is not None:
             size = min(size, self.total_samples - number * self.batch_size)

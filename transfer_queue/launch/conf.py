@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import inspect
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,6 +40,8 @@ __all__ = [
     "start_local",
     "start_store",
 ]
+
+log = logging.getLogger(__name__)
 
 _UNLIMITED = 2**50
 """Bytes; of a store whose limits are its own."""
@@ -108,8 +111,14 @@ def plan_queue(merged: DictConfig, *, allow_ray: bool = False) -> LocalPlan:
         )
     capacity = merged.backend.MooncakeStore.global_segment_size if kind == "MooncakeStore" else simple.unit_capacity
     shared = kind == "SimpleStorage" and capacity is None and not simple.ssd_offload.enabled
+    sampler = sampler_choice(merged.controller.sampler)
+    if sampler.name.endswith("GRPOGroupNSampler") and sampler.args.get("n_samples_per_prompt", 1) == 1:
+        log.warning(
+            "controller.sampler: GRPOGroupNSampler with n_samples_per_prompt 1, its default, takes each row as a "
+            "group; write {name: GRPOGroupNSampler, args: {n_samples_per_prompt: N}}"
+        )
     plan = default_plan(
-        sampler_choice(merged.controller.sampler),
+        sampler,
         units=1 if registered else int(simple.num_data_storage_units),
         unit_capacity=cast("int", parse_bytes(capacity or defaults.STORAGE_CAPACITY)),
         polling_mode=bool(merged.controller.polling_mode),

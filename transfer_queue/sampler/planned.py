@@ -75,6 +75,8 @@ class PlannedSampler(BaseSampler):
         """Return whether it has to be shown every ready row, like a user's sampler."""
         return False
 
+    config_keys: tuple[str, ...] = ("dp_rank", "batch_index")
+    """What it reads of the ``sampling_config`` of a fetch."""
     reads_tags: bool = False
     """True if a changed tag can make a fetch possible that was not before."""
 

@@ -23,6 +23,8 @@ class PrioritySampler(PlannedSampler):
     both returns the same rows.
     """
 
+    config_keys = ("dp_rank", "batch_index", "version")
+
     reads_tags = True
 
     def __init__(

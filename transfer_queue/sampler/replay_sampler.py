@@ -26,6 +26,8 @@ class ReplaySampler(PlannedSampler):
     ``batch_index``, a repeat of both returns the same rows.
     """
 
+    config_keys = ("dp_rank", "batch_index", "seed")
+
     reads_tags = True
 
     def __init__(self, weight_tag: str = "weight", min_rows: int = 1, seed: int = 0) -> None:

@@ -14,6 +14,8 @@ class SequentialSampler(PlannedSampler):
     """Returns the first ready rows, all consumed. `sample` of a plain list keeps its order, and returns fewer rows if
     the list is shorter; a controller offers rows by rising index, and waits for enough rows."""
 
+    config_keys = ()
+
     def offered(self, ready_indexes: Sequence[int]) -> list[int]:
         return list(ready_indexes)
 

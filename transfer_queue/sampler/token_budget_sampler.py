@@ -29,6 +29,8 @@ class TokenBudgetSampler(PlannedSampler):
     ``batch_index`` (both 0 with several ranks, and a repeat gets the same rows; optional with one).
     """
 
+    config_keys = ("dp_rank", "batch_index", "dp_size", "token_budget", "flush")
+
     reads_tags = True
 
     def __init__(self, token_budget: int, dp_size: int = 1, n_samples_per_prompt: int = 1) -> None:

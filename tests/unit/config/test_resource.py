@@ -386,6 +386,15 @@ def test_a_wrong_field_of_a_file_is_named_with_the_file_and_its_line(tmp_path: P
     assert ('unknown field "spec.storage.ports"' in unknown, unknown[-9:]) == (True, "(line 12)")
 
 
+def test_a_group_sampler_needs_the_size_of_its_groups() -> None:
+    sampler = "{backend: {simple: {}}, controller: {sampler: {name: GRPOGroupNSampler%s}}}"
+    with pytest.raises(ConfigError, match=r"controller\.sampler: .*needs args: \{n_samples_per_prompt: N\}"):
+        load(sampler % "")
+    assert load(sampler % ", args: {n_samples_per_prompt: 4}").spec.controller.sampler.args == {
+        "n_samples_per_prompt": 4
+    }
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
