@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -114,6 +116,50 @@ def test_a_load_that_fails_halfway_refuses_those_who_waited_for_it_and_all_until
     with pytest.raises(RequestError, match="its load was interrupted"):
         tq.save_checkpoint(tmp_path / "part")
     tq.load_checkpoint(tmp_path / "saved", replace=False)
+    assert [value(partition) for partition in partitions] == [1] * SHARDS
+
+
+def test_an_interrupt_while_a_controller_takes_over_its_part_leaves_no_part_of_it(
+    stack: LocalStack, partitions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = ControllerSession.transfer
+
+    async def interrupted(session: ControllerSession, message: Any, *rest: Any) -> Any:
+        answer = await transfer(session, message, *rest)
+        if isinstance(message, Adopt) and not message.step:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.sleep(60)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ControllerSession, "transfer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tq.load_checkpoint(tmp_path / "saved")
+    assert [value(partition) for partition in partitions] == [None] * SHARDS
+    tq.load_checkpoint(tmp_path / "saved", replace=False)
+    assert [value(partition) for partition in partitions] == [1] * SHARDS
+
+
+def test_a_load_goes_on_when_a_line_of_its_process_is_closed(
+    stack: LocalStack, partitions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = ControllerSession.transfer
+    engines = tq.get_client().engine.engines  # type: ignore[union-attr]
+    for _ in range(40):
+        put(partitions, 2)
+    lines = [line for engine in engines for line in engine._lines._all]
+    assert lines
+
+    async def tidied(session: ControllerSession, message: Any, *rest: Any) -> Any:
+        if isinstance(message, Adopt) and not message.step:
+            for line in lines:
+                line.close()
+            await asyncio.sleep(0.3)
+        return await transfer(session, message, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ControllerSession, "transfer", tidied)
+        tq.load_checkpoint(tmp_path / "saved")
     assert [value(partition) for partition in partitions] == [1] * SHARDS
 
 

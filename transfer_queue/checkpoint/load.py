@@ -37,10 +37,12 @@ from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import (
     CheckpointError,
     CheckpointNotFoundError,
+    ConnectionLostError,
     CorruptBlockError,
     CorruptCheckpointError,
     QueueNotEmptyError,
     TransferQueueError,
+    WaitTimeoutError,
 )
 from transfer_queue.storage.base import UnitInfo
 from transfer_queue.wire.messages import Adopt
@@ -166,10 +168,15 @@ def _load(
             parts = [_part(captured, shard, len(engines), slots[shard], stored[shard]) for shard in range(len(engines))]
         with _together(client, engines, adopted, directory, replace, interrupted):
             for engine, content, refs in zip(engines, parts, stored, strict=True):
-                message = Adopt(replace or interrupted)
-                client.run(Operation, engine.transfer(message, [content], REQUEST_S), lambda payload: None)
+                adopted.append(engine)  # perhaps: an interrupt or a lost connection hides the answer
+                try:
+                    message = Adopt(replace or interrupted)
+                    client.run(Operation, engine.transfer(message, [content], REQUEST_S), lambda payload: None)
+                except TransferQueueError as error:
+                    if not isinstance(error, ConnectionLostError | WaitTimeoutError):
+                        adopted.remove(engine)
+                    raise
                 engine.settle(refs)
-                adopted.append(engine)
         if found:
             log.warning("the checkpoint %s replaced the rows of the queue: %s", directory, counted(found))
     except BaseException:
@@ -197,7 +204,7 @@ def _together(
 ) -> Iterator[None]:
     """Several controllers serve requests for rows again once all have adopted their parts, or if none has.
 
-    Raises CheckpointError if only some have.
+    ``adopted``: those that have, as far as this client can know. Raises CheckpointError if only some have.
     """
     if len(engines) == 1:
         yield
@@ -216,8 +223,8 @@ def _together(
                 _step(client, engine, Adopt(step="leave" if adopted or interrupted else "end"))
         if adopted and isinstance(error, TransferQueueError):
             raise CheckpointError(
-                f"{len(adopted)} of {len(engines)} controllers have taken over the checkpoint {directory}, and then "
-                f"one failed: {error}; the queue refuses requests for rows until it is loaded again"
+                f"{len(adopted)} of {len(engines)} controllers have taken over the checkpoint {directory}, or may "
+                f"have, and then one failed: {error}; the queue refuses requests for rows until it is loaded again"
             ) from error
         raise
 
