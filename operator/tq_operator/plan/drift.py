@@ -87,7 +87,7 @@ def repair(wanted: Manifest, observed: Manifest) -> list[dict[str, Any]]:
     operations: list[dict[str, Any]] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
     ]
-    for root in _ROOTS[wanted["kind"]]:
+    for root in _ROOTS.get(wanted["kind"], ()):
         value = _overlaid(result.get(root), wanted[root]) if root in wanted else None
         if value is not None:
             operations.append({"op": "add", "path": f"/{root}", "value": value})

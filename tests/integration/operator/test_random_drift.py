@@ -18,7 +18,7 @@ from tests.integration.operator.control_plane import ControlPlane, free_port, pr
 from tests.integration.operator.drift import BACK_S, QUEUES, Actor, Watcher, children_of, is_ready, kubelet, until_back
 from tests.waiting import wait_until
 from tq_operator.plan.queue import Manifest
-from tq_operator.runtime.cluster import Cluster
+from tq_operator.runtime.cluster import CHILD_KINDS, Cluster
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -73,15 +73,18 @@ def test_every_change_of_any_field_of_any_child_is_taken_back(
     assert watcher.longest_s < BACK_S, watcher.worst
 
 
-def test_changes_of_an_object_without_managed_fields_are_taken_back(drifting: Operator) -> None:
-    """Nothing records who made them, and ours beside them would not be valid."""
+def test_changes_of_objects_without_managed_fields_are_taken_back(drifting: Operator) -> None:
+    """Nothing records who made them, and ours beside them may not be valid."""
     cluster = Cluster(config.new_client_from_config(str(drifting.plane.kubeconfig)))
 
-    def change(path: str, edit: Callable[[Manifest], None]) -> None:
+    def change(kind: str, name: str, edit: Callable[[Manifest], None] = lambda spec: None) -> None:
+        prefix, plural = CHILD_KINDS[kind]
+        path = f"{prefix}/namespaces/{NAMESPACE}/{plural}/{name}"
+
         def put() -> bool:
             found = cluster.call("GET", path)
             found["metadata"]["managedFields"] = [{}]
-            edit(found["spec"])
+            edit(found.get("spec", {}))
             with suppress(ConflictError):
                 cluster.call("PUT", path, found, [("fieldManager", "kubectl-edit")])
                 return True
@@ -100,8 +103,13 @@ def test_changes_of_an_object_without_managed_fields_are_taken_back(drifting: Op
         spec["ports"] = [{"name": spec["ports"][0]["name"], "port": 1234}]
 
     with kubelet(cluster, NAMESPACE):
-        wait_until(lambda: is_ready(cluster.queue(NAMESPACE, "cold") or {}), "the queue is ready")
-        before = children_of(cluster, NAMESPACE, "cold")
-        change(f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/cold-storage", change_the_pods)
-        change(f"/api/v1/namespaces/{NAMESPACE}/services/cold-controller", change_the_port)
-        assert not until_back(cluster, NAMESPACE, "cold", before, BACK_S)
+        for queue in QUEUES:
+            wait_until(lambda queue=queue: is_ready(cluster.queue(NAMESPACE, queue) or {}), "the queues are ready")
+        before = {queue: children_of(cluster, NAMESPACE, queue) for queue in QUEUES}
+        for kind, name in before["plain"]:
+            change(kind, name)
+        change("NetworkPolicy", "plain-access", lambda spec: spec.update(egress=[{}]))
+        change("StatefulSet", "cold-storage", change_the_pods)
+        change("Service", "cold-controller", change_the_port)
+        for queue in QUEUES:
+            assert not until_back(cluster, NAMESPACE, queue, before[queue], BACK_S)
