@@ -76,6 +76,21 @@ def test_a_fetch_that_waits_for_a_misspelt_field_says_so_while_it_waits(
         assert waiting.result(60).size == 1
 
 
+def test_a_fetch_that_waits_says_once_what_it_waits_for(
+    queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_batch_put(["a", "b"], partition, TensorDict({"x": torch.ones(2)}, [2]))
+    tq.kv_put("a", partition, {"y": torch.ones(1)})
+    client = tq.get_client()
+    monkeypatch.setattr("transfer_queue.client.fetches._PATIENCE_S", 0.1)
+    with pytest.raises(WaitTimeoutError):
+        client.get_meta(["x", "y"], 9, partition, task_name="t", timeout=2)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        f"for rows: it asks for 9 rows, and partition {partition!r} has 2, 'y' is missing on 1 of them"
+    )
+
+
 def test_polls_for_a_misspelt_field_say_so_once(
     queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

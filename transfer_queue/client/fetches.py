@@ -65,29 +65,25 @@ class Fetches:
             self._notices.warn(f"task {fetch.task!r} polls and gets no rows", " ".join(poll[1:]), hindrance)
 
     async def _watch(self, fetch: Fetch) -> None:
-        """Warn, at growing intervals, about a fetch that waits for fields which probably are never written."""
+        """Say once what a fetch waits for, and again, at growing intervals, if that is probably never written."""
         waited = 0.0
         while True:
             pause = max(waited, _PATIENCE_S)
             await asyncio.sleep(pause)
             waited += pause
             try:
-                hindrance = await self.hindrance(fetch.partition, fetch.fields)
+                counts = await self.counts(fetch.partition)
             except TransferQueueError:
                 continue  # the fetch itself says so
-            if hindrance:
-                log.warning("task %r has waited %.0f s for rows: %s", fetch.task, waited, hindrance)
+            reason = _hindrance(counts, fetch.partition, fetch.fields)
+            if not reason and waited == pause:
+                reason = _awaited(counts, fetch)
+            if reason:
+                log.warning("task %r has waited %.0f s for rows: %s", fetch.task, waited, reason)
 
     async def hindrance(self, partition: str, fields: list[str]) -> str:
         """Return the missing fields that are probably misspelt; empty if the rows have all fields."""
-        counts = await self.counts(partition)
-        if not counts:
-            return f"there is no partition {partition!r}"
-        unwritten = [name for name in fields if name not in counts["fields"]]
-        if not unwritten or not counts["rows"]:
-            return ""
-        hint = did_you_mean(unwritten, counts["fields"])
-        return f"no row of partition {partition!r} has the fields {unwritten}, but {sorted(counts['fields'])}{hint}"
+        return _hindrance(await self.counts(partition), partition, fields)
 
     async def counts(self, partition: str) -> dict[str, Any]:
         """Counts of a partition; empty if there is no such partition."""
@@ -95,3 +91,27 @@ class Fetches:
             return dict(value_of(await self._engine.request(Snapshot(partition), self._request_s)))
         except UnknownPartitionError:
             return {}
+
+
+def _hindrance(counts: dict[str, Any], partition: str, fields: list[str]) -> str:
+    if not counts:
+        return f"there is no partition {partition!r}"
+    unwritten = [name for name in fields if name not in counts["fields"]]
+    if not unwritten or not counts["rows"]:
+        return ""
+    hint = did_you_mean(unwritten, counts["fields"])
+    return f"no row of partition {partition!r} has the fields {unwritten}, but {sorted(counts['fields'])}{hint}"
+
+
+def _awaited(counts: dict[str, Any], fetch: Fetch) -> str:
+    """What a fetch waits for that will probably come, in words."""
+    rows, taken = counts["rows"], counts["tasks"].get(fetch.task, {}).get("consumed", 0)
+    missing = {name: rows - counts["fields"].get(name, 0) for name in fetch.fields}
+    lacking = [f"{name!r} is missing on {count} of them" for name, count in missing.items() if count > 0]
+    wanted = f"{fetch.batch_size} rows" if fetch.batch_size else "rows"
+    parts = [f"it asks for {wanted}, and partition {fetch.partition!r} has {rows}", *lacking]
+    if taken:
+        parts.append(f"the task has taken {taken} before")
+    if not lacking and rows - taken >= fetch.batch_size:
+        parts.append("the sampler waits for others with them")
+    return ", ".join(parts)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from transfer_queue.client.arguments import check_keys, check_partition
+from transfer_queue.client.twins import in_loop
 from transfer_queue.control.locks import Lines
 from transfer_queue.errors import InvalidInputError, InvalidTypeError, RequestError, WaitTimeoutError
 
@@ -137,20 +138,12 @@ class Held:
 
 def check_lock(keys: list[str] | str, partition_id: str, timeout: float | None, *, blocks: str = "") -> list[str]:
     """The keys, each once. ``blocks``: the name of the blocking call, which must not be made in a running loop."""
-    if blocks and _in_loop():
+    if blocks and in_loop():
         raise RequestError(f"{blocks} would block the running event loop; use async_{blocks}")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
         raise InvalidInputError(f"timeout must be a number of seconds or None, not {timeout!r}")
     check_partition(partition_id)
     return list(dict.fromkeys(check_keys([keys] if isinstance(keys, str) else keys)))
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Waiter:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import re
+import sys
 import threading
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["blocking", "is_blocking", "on_loop"]
+__all__ = ["blocking", "in_loop", "is_blocking", "on_loop"]
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +32,15 @@ class _Mode(threading.local):
 _mode = _Mode()
 
 
+_told: set[str] = set()
+"""Names of the calls whose use in an event loop was logged."""
+
+
+def in_loop() -> bool:
+    """Whether an event loop runs in this thread, which a blocking call would block."""
+    return asyncio._get_running_loop() is not None
+
+
 def is_blocking() -> bool:
     """Whether the calling coroutine belongs to a blocking twin: it waits in its thread and never suspends."""
     # A user's parser may run a loop of its own within a twin, whose coroutines suspend.
@@ -43,6 +56,13 @@ async def on_loop() -> None:
     """Go on on the I/O loop, if this is still the thread of a blocking call; see ``client.operation.carry_out``."""
     if is_blocking():
         await _suspended()
+
+
+def _warn(name: str, awaitable: str) -> None:
+    """Once for each call. A cell of a notebook runs in a loop too, and may block it."""
+    if name not in _told and "ipykernel" not in sys.modules:
+        _told.add(name)
+        log.warning("%s blocks the running event loop and all its tasks; use await %s", name, awaitable)
 
 
 def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -64,6 +84,8 @@ def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
             work = call(*args, **kwargs)
         except TypeError as error:  # of the arguments: nothing of the coroutine has run
             raise TypeError(str(error).replace(call.__qualname__, twin.__qualname__)) from None
+        if in_loop():
+            _warn(twin.__qualname__, call.__name__)
         before = _mode.blocking, _mode.loop
         _mode.blocking, _mode.loop = True, asyncio._get_running_loop()
         try:
