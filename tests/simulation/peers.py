@@ -122,7 +122,7 @@ class Client:
 
     def _open_line(self) -> None:
         if self.line is None and self.ready and not self.dead:
-            hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run, line=True)
+            hello = Hello("client", self.name, writer=self.welcome.writer, run=self.welcome.run, secondary=True)
             self.line, self.line_ready = self.world.connect(self, hello), False
 
     def cut_off(self, link: Link) -> None:

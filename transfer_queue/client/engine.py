@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from transfer_queue.backoff import chance
+from transfer_queue.client.connection_pool import CommitInDoubt, ConnectionPool
 from transfer_queue.client.device_unit import DeviceUnits
 from transfer_queue.client.io import close_in_forked_children
-from transfer_queue.client.lines import CommitInDoubt, Lines
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
 from transfer_queue.client.session import ControllerSession, silence
@@ -98,10 +98,10 @@ class Engine:
         self._backend_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._counter = itertools.count(1)
-        self._lines = Lines(
+        self._pool = ConnectionPool(
             self._session, self._placement, self._credentials, client_id, self._counter, asyncio.get_running_loop()
         )
-        self._lines.discard = self._discard_small
+        self._pool.discard = self._discard_small
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connections: set[Connection] = set()
         close_in_forked_children(self)
@@ -137,7 +137,7 @@ class Engine:
 
     async def close(self) -> None:
         """Close the connections. Pending calls raise NotInitializedError or ConnectionLostError."""
-        self._lines.close()
+        self._pool.close()
         try:
             try:
                 await self._device_units.close()
@@ -198,7 +198,7 @@ class Engine:
         connections = [*self._connections, *self._session.connections()]
         return [
             *(number for connection in connections if (number := connection.fileno()) >= 0),
-            *self._lines.descriptors(),
+            *self._pool.descriptors(),
         ]
 
     def abandon_in_child(self) -> None:
@@ -234,7 +234,7 @@ class Engine:
         """
         if is_blocking():
             stored = block is not None and block.fields and device is None and isinstance(self._backend, MemoryBackend)
-            done = self._lines.put(block, commit, self._see_through) if block is not None and stored else None
+            done = self._pool.put(block, commit, self._see_through) if block is not None and stored else None
             if isinstance(done, Committed):
                 return done
             await on_loop()
@@ -271,7 +271,7 @@ class Engine:
         return await asyncio.shield(self._spawn(work))
 
     def _discard_small(self, block: int, info: UnitInfo) -> None:
-        """Drop a block of a line whose connection to the unit broke."""
+        """Drop a block that was stored over a connection of the pool that broke."""
         if self._backend is not None:
             self._spawn(self._backend.discard(block, info))
 
@@ -455,7 +455,7 @@ class Engine:
     async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
         if is_blocking():
             short = isinstance(self._backend, MemoryBackend) and _is_short(command)
-            found = self._lines.request(command) if short else None
+            found = self._pool.request(command) if short else None
             if found is not None:
                 assert isinstance(found, Batch)
                 return found
@@ -473,7 +473,7 @@ class Engine:
         if is_blocking():
             with suppress(DataLostError):
                 plan = plan_reads(batch, fields, self._placement.get)
-                read = self._lines.read(self._backend, plan.reads) if isinstance(self._backend, MemoryBackend) else None
+                read = self._pool.read(self._backend, plan.reads) if isinstance(self._backend, MemoryBackend) else None
                 if read is not None:
                     return LoadedBatch(batch, fields, plan, read)
             await on_loop()
@@ -514,7 +514,7 @@ class Engine:
         Raises what ``lookup`` and ``load`` raise.
         """
         if is_blocking():
-            if self._lines.ready and isinstance(self._backend, MemoryBackend) and self._backend.may_be_small([]):
+            if self._pool.ready and isinstance(self._backend, MemoryBackend) and self._backend.may_be_small([]):
                 return await self.load(await self.lookup(command, timeout_s), fields, command, timeout_s)
             await on_loop()
         deadline = asyncio.get_running_loop().time() + timeout_s

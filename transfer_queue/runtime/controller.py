@@ -191,8 +191,8 @@ class Controller(Server):
         principal = connection.principal
         if principal is not None and principal.name:  # so that nobody resumes another principal's session
             hello = msgspec.structs.replace(hello, client_id=f"{principal.name}/{hello.client_id}")
-        if hello.line:
-            connection.context = session = self.clients.line(hello, connection)
+        if hello.secondary:
+            connection.context = session = self.clients.add_secondary(hello, connection)
             attributes = self._identity()
             return Welcome(
                 "controller", name=self.config.name, run=self.run, writer=session.writer, attributes=attributes
@@ -219,7 +219,7 @@ class Controller(Server):
 
     def _attributes(self, connection: Connection, session: ClientSession) -> dict[str, Any]:
         attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
-        attributes["lines"] = True
+        attributes["secondary"] = True
         if self.config.lease_s:
             attributes["lease"] = self.config.lease_s
         attributes["sampler"] = self.config.sampler.name
@@ -444,10 +444,10 @@ class Controller(Server):
             session.connection = None
             session.lost_at = now
             session.parked.clear()
-            session.end_lines()
+            session.end_secondary()
             self.core.disconnected(session.writer, now)
         elif isinstance(session, ClientSession):
-            session.lines.discard(connection)
+            session.secondary.discard(connection)
         elif isinstance(session, UnitSession):
             self.units.disconnected(session, connection, now)
         self._flush()

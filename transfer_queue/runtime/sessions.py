@@ -45,8 +45,8 @@ class ClientSession:
     """Held while one of its long answers is being made."""
     floor: int = 0
     """The client will never again ask for requests below this."""
-    lines: set[Connection] = field(default_factory=set)
-    """Further connections, which end with ``connection``."""
+    secondary: set[Connection] = field(default_factory=set)
+    """Further connections, from the client's pool, which end with ``connection``."""
     _replies: dict[int, Reply] = field(default_factory=dict)
 
     def kept_reply(self, request: int) -> Reply | None:
@@ -82,12 +82,12 @@ class ClientSession:
 
     def speaks_over(self, connection: Connection) -> bool:
         """Whether the client still waits for answers over ``connection``."""
-        return self.connection is connection or connection in self.lines
+        return self.connection is connection or connection in self.secondary
 
-    def end_lines(self) -> None:
+    def end_secondary(self) -> None:
         """Close the further connections: requests that are under way there come again over the next connection."""
-        for line in list(self.lines):
-            line.abort("the connection of its session ended")
+        for connection in list(self.secondary):
+            connection.abort("the connection of its session ended")
 
     def saved(self) -> SavedSession:
         """Return what a restarted controller has to know."""
@@ -133,12 +133,12 @@ class ClientSessions:
         session.connection = connection
         return session, resumed
 
-    def line(self, hello: Hello, connection: Connection) -> ClientSession:
+    def add_secondary(self, hello: Hello, connection: Connection) -> ClientSession:
         """The session that a further connection belongs to. Raises RequestError."""
         session = self._by_writer.get(hello.writer) if hello.run == self.run else None
         if session is None or session.client_id != hello.client_id or session.connection is None:
-            raise RequestError("the session of this line has ended; attach first")
-        session.lines.add(connection)
+            raise RequestError("the session of this connection has ended; attach first")
+        session.secondary.add(connection)
         return session
 
     def _new_writer(self) -> int:

@@ -200,8 +200,8 @@ class Hello(Message, frozen=True, tag=True, omit_defaults=False):  # protocol mu
     nonce: bytes = b""
     proof: bytes = b""
     """Proof that the peer knows the queue's secret, in the second Hello; see ``runtime.secret``."""
-    line: bool = False
-    """To a controller whose Welcome has the attribute ``lines``: one more connection of the session ``writer``, for
+    secondary: bool = False
+    """To a controller whose Welcome has the attribute ``secondary``: one more connection of the session ``writer``, for
     requests whose answers come at once. It ends with the session's own connection."""
 
     def __repr__(self) -> str:

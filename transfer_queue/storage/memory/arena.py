@@ -5,7 +5,7 @@
     offset 0      nonce, 16 random bytes: who maps the file and reads the nonce that the unit told it shares its memory
            16     8 bytes that say that the file is an arena: written once its unit holds its lock
            4096   extents
-           end    for readers of this host: where small blocks lie (see ``places``); not in a file that is kept
+           end    for readers of this host: where small blocks lie (see ``shared_table``); not in a file that is kept
 
 Untouched pages of a new file are several times slower to write than warm ones, so they are faulted in ahead of use, in
 the background.
@@ -68,7 +68,7 @@ class ArenaFile:
         unnamed: bool = False,
         table: int = 0,
     ) -> None:
-        """``table``: bytes behind the extents for a `PlaceTable`."""
+        """``table``: bytes behind the extents for a `SharedBlockTable`."""
         if capacity < 1:
             raise InvalidInputError(f"an arena needs a capacity of at least 1 byte, not {capacity}")
         self.path = DEFAULT_FOLDER / f"tq-{os.getpid()}-{secrets.token_hex(8)}" if path is None else Path(path)

@@ -30,7 +30,7 @@ from transfer_queue.storage.base import (
 )
 from transfer_queue.storage.memory.arena import attach_arena, populate
 from transfer_queue.storage.memory.liveness import take_lock
-from transfer_queue.storage.memory.places import PlaceTable
+from transfer_queue.storage.memory.shared_table import SharedBlockTable
 from transfer_queue.wire.messages import Abort, Alloc, Fill, MapDevice, Open, Put, Read, ReadPart, Release, Seal
 
 __all__ = ["INLINE_BYTES", "MemoryBackend", "open_backend"]
@@ -74,8 +74,8 @@ class _Mapping:
         self._lock = weakref.finalize(mapped, os.close, descriptor)
         self._lock.atexit = False
         self.buffer = memoryview(mapped)
-        places = attributes.get("places")
-        self._places = None if places is None else PlaceTable(self.buffer[places:])
+        table = attributes.get("table")
+        self._table = None if table is None else SharedBlockTable(self.buffer[table:])
         self._populated = bytearray(-(-len(mapped) // _POPULATE_BYTES))  # 1 for each part that is
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -87,15 +87,15 @@ class _Mapping:
 
     def copies(self, blocks: Sequence[int]) -> list[BlockView] | None:
         """Copies of blocks that are small; None if any of them is not, or is gone. Safe in any thread."""
-        if (places := self._places) is None:
+        if (table := self._table) is None:
             return None
         found: list[BlockView] = []
         try:
             for block in blocks:
-                if (place := places.find(block)) is None:
+                if (place := table.find(block)) is None:
                     return None
                 copy = np.frombuffer(self.buffer, np.uint8, place[1], place[0]).copy()
-                if places.find(block) != place:  # the copy may be of what came to lie there since
+                if table.find(block) != place:  # the copy may be of what came to lie there since
                     return None
                 found.append(BlockView(copy))
         except ValueError:  # unmapped meanwhile
@@ -113,14 +113,14 @@ class _Mapping:
 
     def close(self) -> None:
         """Map and lock go at once, or with the last view that is in use and the copy that is under way in a thread."""
-        places, self._places = self._places, None
+        table, self._table = self._table, None
         mapped, self._map = self._map, None
         buffer, self.buffer = self.buffer, _NO_BUFFER
         if mapped is None:
             return
         with suppress(BufferError):
-            if places is not None:
-                places.release()
+            if table is not None:
+                table.release()
             buffer.release()
             mapped.close()
             self.unlock()

@@ -22,8 +22,8 @@ from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
 from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.index import BlockIndex, Pieces
 from transfer_queue.storage.memory.liveness import holds_lock
-from transfer_queue.storage.memory.places import PlaceTable, table_bytes
 from transfer_queue.storage.memory.selection import scatter, select_part
+from transfer_queue.storage.memory.shared_table import SharedBlockTable, table_bytes
 from transfer_queue.storage.memory.spill import Spill, open_spill
 from transfer_queue.storage.space import SpaceQueue, SpaceRequest
 from transfer_queue.wire import messages as wire
@@ -75,9 +75,9 @@ class MemoryStore(ServingStore):
         self.spill = spill
         self._to_disk = context.durability == "node"
         self._descriptor = file.descriptor
-        self._places: PlaceTable | None = None
+        self._table: SharedBlockTable | None = None
         if file.nbytes > file.table_start:
-            self._places = PlaceTable(file.memory[file.table_start :])
+            self._table = SharedBlockTable(file.memory[file.table_start :])
         self._extents = file.extents()
         self._blocks: dict[int, StoredBlock] = {}
         self._holders = Holders()
@@ -144,9 +144,9 @@ class MemoryStore(ServingStore):
         if self.spill is not None:
             async with self.spill.moving:  # the arena is not unmapped under a write
                 self.spill.close()
-        if self._places is not None:
-            self._places.release()
-            self._places = None
+        if self._table is not None:
+            self._table.release()
+            self._table = None
         self._file.close()
         if self._index is not None:
             self._index.close()
@@ -162,7 +162,7 @@ class MemoryStore(ServingStore):
         self._peers[peer] = _PeerState(peer.client_id, lock)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
         attributes = {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
-        return attributes if self._places is None else {**attributes, "places": self._file.table_start}
+        return attributes if self._table is None else {**attributes, "table": self._file.table_start}
 
     def disconnected(self, peer: Peer) -> list[int]:
         state = self._peers.pop(peer)
@@ -308,8 +308,8 @@ class MemoryStore(ServingStore):
             except OSError as error:
                 raise self._refused(number, error) from None
         block.sealed = True
-        if self._places is not None and block.nbytes <= INLINE_BYTES and len(block.pieces) == 1:
-            self._places.enter(number, *block.pieces[0])
+        if self._table is not None and block.nbytes <= INLINE_BYTES and len(block.pieces) == 1:
+            self._table.enter(number, *block.pieces[0])
         self._peers[peer].unsealed.discard(number)
         if self._to_disk and self._index is not None:
             return self._sync()
@@ -359,8 +359,8 @@ class MemoryStore(ServingStore):
 
     def _hide(self, number: int) -> None:
         """Nobody finds the block by itself from now on: its memory is about to be used again."""
-        if self._places is not None:
-            self._places.remove(number)
+        if self._table is not None:
+            self._table.remove(number)
 
     def _free(self, pieces: Pieces) -> None:
         for offset, _ in pieces:

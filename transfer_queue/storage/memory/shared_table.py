@@ -1,12 +1,11 @@
-"""Where the small blocks of an arena lie, in the arena itself: clients of the unit's host read them without asking.
+"""Where the small blocks of an arena lie, in the arena itself: clients of the same host read them without a message.
 
 A reader copies the block and then looks whether its entry is still there. The unit removes the entry before it uses the
 memory again, and block numbers are never reused, so the copy is right if the entry is. On processors that may reorder
 loads (all but x86) this proves nothing, and there is no table.
 
 An entry is four u64: block (0: free), offset, bytes, unused. A block is in one of a few slots that its number tells.
-One
-that finds all of them taken is not entered, and is read by asking.
+If all of them are taken, the block is not entered, and is read with a message.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import platform
 from typing import Final
 
-__all__ = ["ENTRY_BYTES", "PlaceTable", "table_bytes"]
+__all__ = ["ENTRY_BYTES", "SharedBlockTable", "table_bytes"]
 
 ENTRY_BYTES: Final = 32
 _WORDS: Final = ENTRY_BYTES // 8
@@ -32,15 +31,15 @@ def table_bytes(capacity: int) -> int:
     return ENTRY_BYTES << (slots.bit_length() - 1)
 
 
-class PlaceTable:
-    """``memory``: all of the table, a power of two of entries. The unit alone writes."""
+class SharedBlockTable:
+    """The table in ``memory``, whose entries are a power of two. Only the unit writes it."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("B").cast("Q")
         self._mask = len(self._words) // _WORDS - 1
 
     def enter(self, block: int, offset: int, nbytes: int) -> None:
-        """The block is readable."""
+        """Make the block readable through the table."""
         words = self._words
         for at in self._slots(block):
             if words[at] == 0:

@@ -1,8 +1,8 @@
 """Short blocking calls without the I/O thread: the calling thread sends and receives on connections of its own.
 
-A *line* is one more connection of the client's session to the controller, and one to each storage unit that it needs.
-Lines are an optimization and nothing depends on them: whatever does not go well there is done, or done again under the
-same request number, over the session's own connection.
+An entry of the pool is one more connection of the client's session to the controller, and one to each storage unit
+that it uses. The pool is an optimization and nothing depends on it: a call that fails there is repeated over the
+session's own connection, under the same request number.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from transfer_queue.columns.block import EncodedBlock
     from transfer_queue.storage.base import BlockRead, Fetched
 
-__all__ = ["CommitInDoubt", "Lines"]
+__all__ = ["CommitInDoubt", "ConnectionPool"]
 
 log = logging.getLogger(__name__)
 
 _CONTROLLER = msgspec.msgpack.Decoder(Envelope[ControllerReply])
 _UNIT = msgspec.msgpack.Decoder(Envelope[UnitReply])
 _CALLS = 16
-"""Short calls after which a line is opened."""
+"""Short calls after which an entry is opened."""
 _MOST = 8
-"""Lines of one client. Further threads use the I/O thread."""
+"""Entries of one client. Further threads use the I/O thread."""
 _IDLE_S = 4.0
-"""A line that nobody used for so long is closed."""
+"""An entry that is not used for this time is closed."""
 _ANSWER_S = 1.0
 """A server that takes longer is asked again over the session's own connection."""
 _PAUSE_S = 5.0
-"""Time without lines after one could not be opened."""
+"""Time without attempts after an entry could not be opened."""
 
 
 @dataclass(eq=False)
-class _Line:
+class _Entry:
     controller: BlockingConnection
     writer: int
     units: dict[str, BlockingConnection] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class CommitInDoubt:
     """See ``ControllerSession.request``."""
 
 
-class Lines:
-    """The lines of one engine. Methods are called in the threads of callers, unless they say otherwise."""
+class ConnectionPool:
+    """The pool of one engine. Methods are called in the threads of callers, unless they say otherwise."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Lines:
         self._client_id = client_id
         self._counter = counter
         self._loop = loop
-        self._free: list[_Line] = []
-        self._all: set[_Line] = set()
+        self._free: list[_Entry] = []
+        self._all: set[_Entry] = set()
         self._calls = 0
         self._not_before = 0.0
         self._opening = threading.Lock()
@@ -105,18 +105,18 @@ class Lines:
 
     def descriptors(self) -> list[int]:
         """Sockets that a forked child must close."""
-        connections = [each for line in list(self._all) for each in (line.controller, *list(line.units.values()))]
+        connections = [each for entry in list(self._all) for each in (entry.controller, *list(entry.units.values()))]
         return [number for each in connections if (number := each.fileno()) >= 0]
 
     def close(self) -> None:
         """Idempotent. Calls that are under way go on over the session's own connection."""
         self._closed = True
-        for line in list(self._all):
-            self._drop(line)
+        for entry in list(self._all):
+            self._drop(entry)
 
     @property
     def ready(self) -> bool:
-        """Whether a short call is likely to find a line."""
+        """Whether a short call is likely to find an entry."""
         self._calls += not self._all
         return bool(self._all) or self._calls >= _CALLS
 
@@ -124,22 +124,22 @@ class Lines:
 
     def request(self, command: Command) -> Reply | None:
         """The answer to a command that changes nothing and never waits. None: ask over the session."""
-        line = self._take()
-        if line is None:
+        entry = self._take()
+        if entry is None:
             return None
         request, floor = self._session.begin()
         try:
-            reply: Reply = line.controller.request(command, request_id=request, floor=floor)[0]
+            reply: Reply = entry.controller.request(command, request_id=request, floor=floor)[0]
             if isinstance(reply, Moved):
                 raise MovedAwayError(reply)
             return reply
         except TransferQueueError:
-            if line.controller.closed:
+            if entry.controller.closed:
                 return None
             raise
         finally:
             self._session.end(request)
-            self._give(line)
+            self._give(entry)
 
     def put(self, block: EncodedBlock, commit: Commit, in_doubt: Callable[[CommitInDoubt], None]) -> Any:
         """Store a small block and commit it: Committed, or CommitInDoubt. None: nothing took place.
@@ -147,20 +147,20 @@ class Lines:
         ``in_doubt`` is called on the loop with the commit that an interrupt left without an answer.
         """
         info = next(iter(self._placement.candidates(block.nbytes)), None) if block.nbytes <= INLINE_BYTES else None
-        line = None if info is None else self._take()
-        if info is None or line is None:
+        entry = None if info is None else self._take()
+        if info is None or entry is None:
             return None
         try:
-            ref = self._store(line, info, block, commit.partition)
-            return None if ref is None else self._commit(line, info, ref, block, commit, in_doubt)
+            ref = self._store(entry, info, block, commit.partition)
+            return None if ref is None else self._commit(entry, info, ref, block, commit, in_doubt)
         finally:
-            self._give(line)
+            self._give(entry)
 
-    def _store(self, line: _Line, info: UnitInfo, block: EncodedBlock, partition: str) -> BlockRef | None:
-        number = line.writer << 32 | next(self._counter)
+    def _store(self, entry: _Entry, info: UnitInfo, block: EncodedBlock, partition: str) -> BlockRef | None:
+        number = entry.writer << 32 | next(self._counter)
         scope = partition if "ticket" in self._session.welcome.attributes else ""
         try:
-            unit = self._unit(line, info)
+            unit = self._unit(entry, info)
         except TransferQueueError:
             return None
         try:
@@ -174,69 +174,69 @@ class Lines:
 
     def _commit(
         self,
-        line: _Line,
+        entry: _Entry,
         info: UnitInfo,
         ref: BlockRef,
         block: EncodedBlock,
         commit: Commit,
         in_doubt: Callable[[CommitInDoubt], None],
     ) -> Committed | CommitInDoubt | None:
-        if not line.controller.is_alive():  # this process was stopped for long, and its session given up
-            self._abort(line.units[info.address], ref.block, info)
+        if not entry.controller.is_alive():  # this process was stopped for long, and its session given up
+            self._abort(entry.units[info.address], ref.block, info)
             return None
         filled = msgspec.structs.replace(commit, fields=block.fields, blocks=[ref], lengths=block.lengths)
         request, floor = self._session.begin()
-        doubt = CommitInDoubt(filled, ref, info, (request, line.writer))
+        doubt = CommitInDoubt(filled, ref, info, (request, entry.writer))
         try:
-            # A line's requests never wait; one that has to comes again, with its time, over the session.
+            # Requests of the pool never wait; one that has to is repeated over the session, with its time.
             at_once = msgspec.structs.replace(filled, wait_s=0.0)
-            reply: Committed | Moved = line.controller.request(at_once, request_id=request, floor=floor)[0]
+            reply: Committed | Moved = entry.controller.request(at_once, request_id=request, floor=floor)[0]
         except TransferQueueError as error:
-            if line.controller.closed or isinstance(error, JournalWriteError):
+            if entry.controller.closed or isinstance(error, JournalWriteError):
                 return doubt
             self._session.end(request)
-            self._abort(line.units[info.address], ref.block, info)
+            self._abort(entry.units[info.address], ref.block, info)
             return None
         except BaseException:
             self._loop.call_soon_threadsafe(in_doubt, doubt)
             raise
         self._session.end(request)
         if isinstance(reply, Moved):
-            self._abort(line.units[info.address], ref.block, info)
+            self._abort(entry.units[info.address], ref.block, info)
             raise MovedAwayError(reply)
         return reply
 
     def read(self, backend: MemoryBackend, reads: Sequence[BlockRead]) -> Fetched | None:
         """The blocks, if they are small. None: read them over the session's connections."""
-        line = self._take() if backend.may_be_small(reads) else None
-        if line is None:
+        entry = self._take() if backend.may_be_small(reads) else None
+        if entry is None:
             return None
 
         def ask(info: UnitInfo, message: Any) -> tuple[BlockingConnection, Any, memoryview | None]:
-            unit = self._unit(line, info)
+            unit = self._unit(entry, info)
             return (unit, *unit.request(message))
 
         try:
             return backend.read_small(reads, ask)
-        except TransferQueueError:  # gone, overwritten, or a unit that went away: looked into over the session
+        except TransferQueueError:  # gone or overwritten, or its unit went away: the session finds out
             return None
         finally:
-            self._give(line)
+            self._give(entry)
 
-    # ---------------------------------------------------------------------------------------------------------- lines
+    # -------------------------------------------------------------------------------------------------------- entries
 
-    def _take(self) -> _Line | None:
+    def _take(self) -> _Entry | None:
         session = self._session
-        if self._closed or not session.connected or "lines" not in session.welcome.attributes:
+        if self._closed or not session.connected or "secondary" not in session.welcome.attributes:
             return None
         while self._free:
             try:
-                line = self._free.pop()
+                entry = self._free.pop()
             except IndexError:  # another thread took it
                 break
-            if line.writer == session.writer and line.controller.is_alive():
-                return line
-            self._drop(line)
+            if entry.writer == session.writer and entry.controller.is_alive():
+                return entry
+            self._drop(entry)
         self._calls += 1
         if self._calls < _CALLS or monotonic() < self._not_before or not self._opening.acquire(blocking=False):
             return None
@@ -245,9 +245,9 @@ class Lines:
         finally:
             self._opening.release()
 
-    def _open(self) -> _Line | None:
+    def _open(self) -> _Entry | None:
         welcome, address = self._session.welcome, self._session.connected_to
-        hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, line=True)
+        hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, secondary=True)
         try:
             controller = connect_blocking(
                 address,
@@ -261,25 +261,25 @@ class Lines:
             log.info("short calls use the I/O thread for now: %s", error)
             self._not_before = monotonic() + _PAUSE_S
             return None
-        line = _Line(controller, welcome.writer)
-        self._all.add(line)
+        entry = _Entry(controller, welcome.writer)
+        self._all.add(entry)
         if self._closed:  # meanwhile
-            self._drop(line)
+            self._drop(entry)
             return None
         if not self._tidying:
             self._tidying = True
             self._loop.call_soon_threadsafe(self._loop.call_later, _IDLE_S / 2, self._tidy)
-        return line
+        return entry
 
-    def _unit(self, line: _Line, info: UnitInfo) -> BlockingConnection:
+    def _unit(self, entry: _Entry, info: UnitInfo) -> BlockingConnection:
         """Raises TransferQueueError."""
-        found = line.units.get(info.address)
+        found = entry.units.get(info.address)
         if found is not None and found.is_alive():
             return found
         welcome = self._session.welcome
         ticket = welcome.attributes.get("ticket", b"")
-        hello = Hello("client", self._client_id, writer=line.writer, run=welcome.run, ticket=ticket)
-        found = line.units[info.address] = connect_blocking(
+        hello = Hello("client", self._client_id, writer=entry.writer, run=welcome.run, ticket=ticket)
+        found = entry.units[info.address] = connect_blocking(
             info.address,
             hello,
             _UNIT,
@@ -287,7 +287,7 @@ class Lines:
             timeout_s=_ANSWER_S,
             credentials=self._credentials,
         )
-        if line not in self._all:  # closed meanwhile
+        if entry not in self._all:  # closed meanwhile
             found.close()
         return found
 
@@ -301,24 +301,24 @@ class Lines:
     discard: Callable[[int, UnitInfo], None]
     """Drops a block over the session's connection to the unit; called on the loop."""
 
-    def _give(self, line: _Line) -> None:
-        if line.controller.closed or self._closed:
-            self._drop(line)
+    def _give(self, entry: _Entry) -> None:
+        if entry.controller.closed or self._closed:
+            self._drop(entry)
         else:
-            line.used = monotonic()
-            self._free.append(line)
+            entry.used = monotonic()
+            self._free.append(entry)
 
-    def _drop(self, line: _Line) -> None:
-        self._all.discard(line)
-        line.close()
+    def _drop(self, entry: _Entry) -> None:
+        self._all.discard(entry)
+        entry.close()
 
     def _tidy(self) -> None:
-        """Close idle lines. Runs on the loop."""
+        """Close idle entries. Runs on the loop."""
         oldest = monotonic() - _IDLE_S
-        for line in [line for line in list(self._free) if line.used < oldest]:
+        for entry in [entry for entry in list(self._free) if entry.used < oldest]:
             with suppress(ValueError):  # just taken
-                self._free.remove(line)
-                self._drop(line)
+                self._free.remove(entry)
+                self._drop(entry)
                 self._calls = 0
         self._tidying = bool(self._all)
         if self._tidying:

@@ -13,7 +13,7 @@ import torch
 import transfer_queue as tq
 from tests.integration.stack import Stack, running_stack
 from tests.waiting import wait_until
-from transfer_queue.client.lines import Lines
+from transfer_queue.client.connection_pool import ConnectionPool
 from transfer_queue.control.commands import Commit
 from transfer_queue.runtime.blocking import BlockingConnection
 from transfer_queue.wire.messages import Put
@@ -26,10 +26,10 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def lines(stack: Stack) -> Iterator[Lines]:
-    """The lines of a client of this process, one of them open."""
+def pool(stack: Stack) -> Iterator[ConnectionPool]:
+    """The pool of a client of this process, with one entry."""
     tq.init({"controller": {"addresses": [stack.address]}})
-    found: Lines = tq.get_client().engine._lines  # type: ignore[union-attr]
+    found: ConnectionPool = tq.get_client().engine._pool  # type: ignore[union-attr]
     for number in range(40):
         tq.kv_put(f"warm{number}", "warm", {"x": torch.tensor([number])})
     assert len(found._all) == 1
@@ -62,7 +62,7 @@ def before(monkeypatch: pytest.MonkeyPatch, kind: type, act: Callable[[BlockingC
     monkeypatch.setattr(BlockingConnection, "request", request)
 
 
-def test_threads_have_lines_of_their_own_and_see_what_others_put(lines: Lines) -> None:
+def test_threads_have_connections_of_their_own_and_see_what_others_put(pool: ConnectionPool) -> None:
     def work(thread: int) -> None:
         for number in range(50):
             tq.kv_put(f"{thread}.{number}", "p", {"x": torch.tensor([100 * thread + number])})
@@ -75,14 +75,14 @@ def test_threads_have_lines_of_their_own_and_see_what_others_put(lines: Lines) -
         thread.join()
     got = tq.kv_batch_get([f"{thread}.{number}" for thread in range(12) for number in range(50)], "p", layout="dense")
     assert got["x"].flatten().tolist() == [100 * thread + number for thread in range(12) for number in range(50)]
-    assert 1 < len(lines._all) <= 8
-    wait_until(lambda: not lines._all, "idle lines are closed")
+    assert 1 < len(pool._all) <= 8
+    wait_until(lambda: not pool._all, "idle connections are closed")
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", [Put, Commit])
-def test_a_line_that_breaks_costs_nothing(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch, kind: type, sent: bool
+def test_a_pooled_connection_that_breaks_costs_nothing(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch, kind: type, sent: bool
 ) -> None:
     def broken(connection: BlockingConnection) -> None:
         connection.close()
@@ -98,7 +98,7 @@ def test_a_line_that_breaks_costs_nothing(
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", [Put, Commit])
 def test_an_interrupted_put_leaves_nothing_or_a_whole_row(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch, kind: type, sent: bool
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch, kind: type, sent: bool
 ) -> None:
     def interrupted(connection: BlockingConnection) -> None:
         connection.close()
@@ -112,7 +112,9 @@ def test_an_interrupted_put_leaves_nothing_or_a_whole_row(
         assert value("a") == 7
 
 
-def test_a_controller_that_is_stopped_for_longer_than_a_line_waits_commits_once(stack: Stack, lines: Lines) -> None:
+def test_a_controller_that_is_stopped_for_longer_than_the_pool_waits_commits_once(
+    stack: Stack, pool: ConnectionPool
+) -> None:
     stack.controller.process.send_signal(signal.SIGSTOP)
     resume = threading.Timer(1.5, stack.controller.process.send_signal, (signal.SIGCONT,))
     resume.start()
@@ -121,7 +123,7 @@ def test_a_controller_that_is_stopped_for_longer_than_a_line_waits_commits_once(
     assert tq.get_client().get_meta(["x"], 2, "p", mode="force_fetch").size == 2
 
 
-def test_a_row_that_is_overwritten_by_others_is_read_as_it_is_now(lines: Lines) -> None:
+def test_a_row_that_is_overwritten_by_others_is_read_as_it_is_now(pool: ConnectionPool) -> None:
     for number in range(200):
         tq.kv_put("a", "p", {"x": torch.tensor([number])})
         assert value("a") == number

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.storage.base import StoreContext
-from transfer_queue.storage.memory.places import PlaceTable
+from transfer_queue.storage.memory.shared_table import SharedBlockTable
 from transfer_queue.storage.memory.unit import MemoryStore, open_store
 from transfer_queue.wire import messages as wire
 
@@ -28,7 +28,7 @@ def content(number: int) -> bytes:
     return number.to_bytes(8, "little") * 32
 
 
-def read(memory: memoryview, table: PlaceTable, number: int) -> Iterator[bytes | None]:
+def read(memory: memoryview, table: SharedBlockTable, number: int) -> Iterator[bytes | None]:
     """As a client of the host does it, in steps between which the unit works; the last one is what it read."""
     place = table.find(number)
     yield None
@@ -50,7 +50,7 @@ async def race(directory: Path, seed: int) -> int:
     peer = Peer()
     attributes = store.connected(peer)
     memory = store._file.memory
-    table = PlaceTable(memory[attributes["places"] :])
+    table = SharedBlockTable(memory[attributes["table"] :])
     held: list[int] = []
     number, good = WRITER << 32, 0
     reads: dict[int, Iterator[bytes | None]] = {}
@@ -89,7 +89,7 @@ def test_memory_that_is_used_again_before_the_entry_is_gone_would_be_seen(
 
 
 def test_a_block_that_finds_its_slots_taken_is_not_entered() -> None:
-    table = PlaceTable(memoryview(bytearray(32 * 8)))
+    table = SharedBlockTable(memoryview(bytearray(32 * 8)))
     for number in range(1, 30):
         table.enter(number, 64 * number, 64)
     found = [number for number in range(1, 30) if table.find(number)]
