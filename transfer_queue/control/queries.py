@@ -215,8 +215,8 @@ def _require(partition: Partition, rows: Rows, command: Lookup) -> None:
             names = [name for name, column_group in partition.fields.column_group_of.items() if column_group in partial]
             raise NotReadyError(
                 f"{_lacking(partition, rows, names)} of partition {command.partition!r}, but for other rows; name the "
-                "fields to read, or leave out what some of the rows lack: missing_fields: drop in the settings of "
-                "init(), or TQ_MISSING_FIELDS=drop"
+                "fields to read (tq get: --field), or leave out what some of the rows lack: missing_fields: drop "
+                "in the settings of init(), or TQ_MISSING_FIELDS=drop"
             )
         return
     if unknown := [name for name in dict.fromkeys(names) if name not in partition.fields.column_group_of]:
