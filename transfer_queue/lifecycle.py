@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from transfer_queue.client.options import ClientOptions
+from transfer_queue.client.twins import end_daemon_calls
 from transfer_queue.compat.client import TransferQueueClient
 from transfer_queue.compat.server_info import CONTROLLER_PORT_NAME, ZMQServerInfo, controller_address
 from transfer_queue.config.attach import AttachConfig, attach_from_environment, parse_address
@@ -224,6 +225,8 @@ def close() -> None:
 
 
 def _close(*, at_exit: bool) -> None:
+    if at_exit:
+        end_daemon_calls()
     with _state.lock:
         client, _state.client = _state.client, None
         local, _state.local = _state.local, None

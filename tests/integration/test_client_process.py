@@ -384,3 +384,24 @@ def test_servers_end_with_a_killed_parent_though_its_forked_child_lives(tmp_path
         assert alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+DAEMON = """
+import sys, threading
+import transfer_queue as tq
+
+tq.init()
+client, name = tq.get_client(), "daemon-at-exit"
+client.put({"y": [1]}, partition_id=name)
+call = lambda: client.get_meta(["x"], 1, name, task_name="t", timeout=100)
+threading.Thread(target=call, daemon=True).start()
+while not client.run(client.rows.partition_counts, name)["waiting"]:
+    pass
+client.clear_partition(name)
+print("end")
+"""
+
+
+def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_rows(queue: Stack) -> None:
+    done = run_python(DAEMON, queue)
+    assert (done.returncode, done.stdout, own_errors(done)) == (0, "end\n", [])

@@ -12,7 +12,9 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["blocking", "in_loop", "is_blocking", "on_loop"]
+from transfer_queue.errors import TransferQueueError
+
+__all__ = ["blocking", "end_daemon_calls", "in_loop", "is_blocking", "on_loop"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,14 @@ class _Mode(threading.local):
 
 
 _mode = _Mode()
+_exiting = False
+
+
+def end_daemon_calls() -> None:
+    """The program is at its end: calls of daemon threads that fail from now on end their threads without a traceback,
+    as Python ends those threads a moment later."""
+    global _exiting
+    _exiting = True
 
 
 _told: set[str] = set()
@@ -92,6 +102,10 @@ def blocking(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
             work.send(None)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except TransferQueueError:
+            if _exiting and threading.current_thread().daemon:
+                raise SystemExit from None
+            raise
         finally:
             _mode.blocking, _mode.loop = before
             work.close()
