@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tensordict import TensorDict
@@ -20,9 +22,11 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from tests.waiting import wait_until
 from transfer_queue.client.moving import move_partition
+from transfer_queue.client.shards import attach
 from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import RequestError, WaitTimeoutError
 from transfer_queue.storage.conformance.servers import Servers
+from transfer_queue.wire.messages import Export
 
 PARTITION = "train"
 HOME = shard_of(PARTITION, 2)
@@ -172,6 +176,32 @@ def test_no_row_is_lost_or_doubled_while_movers_and_controllers_are_killed(
     assert moves >= 2
     assert set(load.taken) >= set(load.put), "acknowledged rows are gone"
     assert max(load.taken.values()) == 1, "rows were taken twice"
+
+
+def test_a_mover_that_holds_a_partition_again_gets_what_it_had_put_off(
+    servers: Servers, client: tq.TransferQueueClient
+) -> None:
+    client.put(rows(0, 3), partition_id=PARTITION)
+
+    async def copy(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def held_twice() -> list[int]:
+        found = []
+        mover = await attach([servers.address], "move", copy, None, 20.0)
+        source = mover.engines[HOME]  # type: ignore[union-attr]
+        for _ in range(2):
+            exported = msgspec.msgpack.decode(await source.transfer(Export(PARTITION, True), (), 30.0))
+            found.append(exported["state"]["partitions"][0]["rows"])
+            if len(found) == 1:
+                put = asyncio.create_task(asyncio.to_thread(client.put, rows(3, 3), partition_id=PARTITION))
+                await asyncio.sleep(0.5)
+                assert not put.done()
+        await put
+        await mover.close()
+        return found
+
+    assert asyncio.run(held_twice()) == [3, 6]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -236,13 +236,19 @@ class Access:
 
     def visible(self, connection: Connection, body: Any, reply: Any) -> Any:
         """The reply without partitions that the principal may not see."""
-        principal = connection.principal
-        if principal is None or principal.entry is None or body.covers() is not Scope.LISTING:
+        if body.covers() is not Scope.LISTING:
             return reply
-        seen = {name for name in reply.value if principal.may(USERS, name)}
+        seen = set(self.visible_names(connection, reply.value))
         if isinstance(reply.value, dict):
             return Value({name: item for name, item in reply.value.items() if name in seen})
         return Value([name for name in reply.value if name in seen])
+
+    def visible_names(self, connection: Connection, partitions: Iterable[str]) -> list[str]:
+        """Those that the principal may see."""
+        principal = connection.principal
+        if principal is None or principal.entry is None:
+            return list(partitions)
+        return [name for name in partitions if principal.may(USERS, name)]
 
 
 class Tickets:

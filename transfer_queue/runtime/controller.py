@@ -225,7 +225,8 @@ class Controller(Server):
         attributes["sampler"] = self.config.sampler.name
         attributes.update(self._identity())
         if guests := self.core.state.moves.here:
-            attributes["guests"] = list(guests)[-_MOST_GUESTS:]
+            seen = list(guests) if self.access is None else self.access.visible_names(connection, guests)
+            attributes["guests"] = seen[-_MOST_GUESTS:]
         if self.config.allow_pickle is not None:
             attributes["pickle"] = self.config.allow_pickle
         if self.access is not None and self.access.limited and connection.principal is not None:

@@ -153,8 +153,8 @@ class PartitionMoves:
             raise RequestError(f"partition {name!r} is being moved already")
         if self.elsewhere(Command(name)) is not None:
             raise RequestError(f"partition {name!r} is not on controller shard {self._shard}")
+        self._end(name)  # first: what was put off changes the state
         content = moves.export(self._core, name)
-        self._end(name)
         export = self._exports[name] = _Export(connection)
         seal = ""
         if body.hold:

@@ -182,6 +182,8 @@ class Observer:
     def _took(self, command: Fetch, reply: Batch, now: float) -> None:
         flow = self._flow(self._fetched, (command.partition, command.task))
         if flow is None:
+            self._add_fetched()
+            self._took(command, reply, now)
             return
         rows, nbytes, age = len(reply.indexes) // 8, 0, np.nan
         partition = self._controller.core.state.partitions.get(command.partition)

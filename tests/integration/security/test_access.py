@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 from tests.integration.security.authority import Authority, policy_file, token_files
 from tests.integration.security.peers import as_peer
 from tests.integration.security.servers import Servers, running
+from transfer_queue.client.moving import move_partition
 from transfer_queue.control import commands
 from transfer_queue.control.directory import shard_of, writer_bits
 from transfer_queue.errors import NotAuthorizedError, TransferQueueError
@@ -260,6 +262,16 @@ def test_tenants_of_several_controllers_are_kept_apart(tmp_path: Path) -> None:
             as_peer(servers, security["b"], read, unit=True)
         with pytest.raises(NotAuthorizedError, match="is not writer"):  # a number of the other controller
             as_peer(servers, security["b"], read, unit=True, writer=(1 << writer_bits(2)) + 1)
+
+        root = servers.config(**security["root"]).security
+        asyncio.run(move_partition([servers.address], other[1], 0, security=root))
+        guests = [as_peer(servers, security[name], told) for name in "ab"]
+        assert guests == [[], [other[1]]]
+
+
+async def told(_: Connection, welcome: Any) -> list[str]:
+    """The moved partitions that a controller tells a client of."""
+    return list(welcome.attributes.get("guests", ()))
 
 
 def test_a_policy_is_refused_with_a_backend_that_cannot_keep_tenants_apart(tmp_path: Path) -> None:

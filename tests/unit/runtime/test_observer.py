@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from transfer_queue.config.processes import ControllerConfig
-from transfer_queue.control.commands import BlockRef, Clear, Commit, Fetch
+from transfer_queue.control.commands import Batch, BlockRef, Clear, Commit, Fetch
 from transfer_queue.control.core import ControlCore
 from transfer_queue.control.schema import FieldSchema
 from transfer_queue.runtime.controller import Controller
@@ -57,3 +57,11 @@ async def test_ready_rows_are_those_of_all_partitions() -> None:
     assert ready(2 * 40) == (80.0, 80.0)
     core.apply(Clear("p39"), 0.0)
     assert ready(2 * 40) == (78.0, 78.0)
+
+
+async def test_each_fetch_counts_however_many_partitions_are_fetched_from_within_a_second() -> None:
+    observer = Observer(Controller(ControllerConfig(), ControlCore(), asyncio.get_running_loop()))
+    for number in range(1500):
+        observer.answered("reader", Fetch(f"p{number}", ["x"], 1, "t"), Batch(bytes(8)), 0.0, 0.0)
+    observer._add_fetched()
+    assert observer._whole.rows_out == observer._tasks["t"].rows_out == 1500
