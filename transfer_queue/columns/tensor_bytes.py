@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ _INSTEAD: Final = {
     "AsyncCollectiveTensor": "put .wait()",
     "MaskedTensor": "put .to_tensor(value), and the mask as a field of its own",
 }
+_is_transformed: Final[Any] = cast(Any, torch._C)._functorch.is_functorch_wrapped_tensor
 _plain_dispatch: Final[Any] = torch.Tensor.__torch_dispatch__
 
 
@@ -51,6 +52,10 @@ def check_storable(tensor: torch.Tensor, where: str) -> None:
         raise InvalidInputError(f"{where}: a {kind.__name__} cannot be stored; {instead}")
     if tensor.device.type == "meta":
         raise InvalidInputError(f"{where}: a meta tensor has no data to store")
+    if _is_transformed(tensor):
+        raise InvalidInputError(
+            f"{where}: a tensor within torch.vmap or torch.func has no data; call put outside of it"
+        )
 
 
 def tensor_to_bytes(tensor: torch.Tensor, where: str) -> Bytes:

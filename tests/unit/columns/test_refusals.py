@@ -210,3 +210,12 @@ def test_stacks_of_uneven_parts_are_refused_by_field() -> None:
     lacking = TensorDict({"f": torch.ones(2, 3), "g": torch.ones(2)}, [2])
     with pytest.raises(InvalidInputError, match="field 'g' is missing in some parts"):
         encode(LazyStackedTensorDict(parts[0], lacking, stack_dim=1))
+
+
+def test_a_tensor_within_vmap_is_refused_by_its_name() -> None:
+    def put(row: torch.Tensor) -> torch.Tensor:
+        encode({"x": row.unsqueeze(0)})
+        return row
+
+    with pytest.raises(InvalidInputError, match=r"field 'x': a tensor within torch.vmap.*call put outside"):
+        torch.vmap(put)(torch.ones(2, 3))
