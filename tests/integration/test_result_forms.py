@@ -145,7 +145,7 @@ def test_views_outlive_a_lost_connection_and_the_memory_is_given_back_after_them
         views = client.get_data(stored, zero_copy=True)["x"]
 
         async def lose() -> None:
-            for connection in list(client.engine._connections):
+            for connection in list(client.engine._backend.connections):
                 connection.abort("cut off by the test")
 
         client.run(lambda: Operation(lose(), lambda done: done))

@@ -153,7 +153,7 @@ def test_a_row_that_is_overwritten_again_and_again_while_it_is_read_is_read_in_t
     queue: Stack, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tq.kv_put("hot", partition, {"x": torch.tensor(0)})
-    client, backend = tq.get_client(), tq.get_client()._engine._backend
+    client, backend = tq.get_client(), tq.get_client()._engine._backend.current
     assert backend is not None
     read, one_block, overwritten = backend.get, queue.used(), 0
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from transfer_queue.backoff import chance
+from transfer_queue.client.backend import SessionBackend
 from transfer_queue.client.connection_pool import CommitInDoubt, ConnectionPool
 from transfer_queue.client.device_unit import DeviceUnits
 from transfer_queue.client.io import close_in_forked_children
 from transfer_queue.client.placement import Placement
 from transfer_queue.client.reading import LoadedBatch, ReadPlan, plan_reads
-from transfer_queue.client.session import ControllerSession, silence
+from transfer_queue.client.session import ControllerSession
 from transfer_queue.client.twins import is_blocking, on_loop
 from transfer_queue.client.waiting import Waits
 from transfer_queue.columns.block import EncodedBlock
@@ -36,13 +37,10 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.runtime.connect import connect
-from transfer_queue.runtime.connection import Connection, Keepalive
+from transfer_queue.runtime.connection import Keepalive
 from transfer_queue.runtime.tls import Credentials
-from transfer_queue.storage.base import Backend, BackendContext, BlockRead, Fetched, UnitInfo
-from transfer_queue.storage.memory.client import INLINE_BYTES, MemoryBackend
-from transfer_queue.storage.registry import open_backend
-from transfer_queue.wire.messages import Envelope, Hello, UnitReply
+from transfer_queue.storage.base import Backend, BlockRead, Fetched, UnitInfo
+from transfer_queue.storage.memory.client import INLINE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +50,6 @@ __all__ = ["Engine"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_UNIT_DECODER = msgspec.msgpack.Decoder(Envelope[UnitReply])
-_CONNECT_S = 10.0
 _MARGIN_S = 10.0
 """Time that the request of a parked fetch may take beyond the fetch."""
 _WAIT_SLICE_S = 0.25
@@ -83,19 +79,13 @@ class Engine:
         security = security or PeerSecurity()
         self._credentials = Credentials(security, target)
         self._device_units = DeviceUnits(addresses, security, run_copy)
-        self._scopes: dict[int, str] = {}
-        self._client_id = client_id
-        self._run_copy = run_copy
-        self._keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
+        keepalive = Keepalive(heartbeat_s=2.0, timeout_s=10.0)
         self._placement = Placement(seed=hash(client_id))
         self._waits = Waits()
-        self._dialing: dict[str, None] = {}
         self._session = ControllerSession(
-            addresses, client_id, self._keepalive, self._units_changed, self._credentials, shard, self._waits
+            addresses, client_id, keepalive, self._units_changed, self._credentials, shard, self._waits
         )
-        self._backend: Backend | None = None
-        self._backend_writer = 0
-        self._backend_lock = asyncio.Lock()
+        self._backend = SessionBackend(self._session, client_id, run_copy, self._credentials, keepalive)
         self._changed = asyncio.Event()
         self._counter = itertools.count(1)
         self._pool = ConnectionPool(
@@ -103,7 +93,6 @@ class Engine:
         )
         self._pool.discard = self._discard_small
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._connections: set[Connection] = set()
         close_in_forked_children(self)
 
     async def open(self, timeout_s: float) -> None:
@@ -142,8 +131,7 @@ class Engine:
             try:
                 await self._device_units.close()
             finally:
-                if self._backend is not None:
-                    await self._backend.close()
+                await self._backend.close()
         finally:
             self._session.close()
             self._changed.set()
@@ -195,15 +183,14 @@ class Engine:
 
     def descriptors(self) -> list[int]:
         """Sockets that a forked child must close."""
-        connections = [*self._connections, *self._session.connections()]
+        connections = [*self._backend.connections, *self._session.connections()]
         return [
             *(number for connection in connections if (number := connection.fileno()) >= 0),
             *self._pool.descriptors(),
         ]
 
     def abandon_in_child(self) -> None:
-        if self._backend is not None:
-            self._backend.abandon_in_child()
+        self._backend.abandon_in_child()
 
     # ---------------------------------------------------------------------------------------------------------- control
 
@@ -233,7 +220,7 @@ class Engine:
         Raises CapacityError, ConnectionLostError, and what the controller refuses.
         """
         if is_blocking():
-            stored = block is not None and block.fields and device is None and isinstance(self._backend, MemoryBackend)
+            stored = block is not None and block.fields and device is None and self._backend.in_memory is not None
             done = self._pool.put(block, commit, self._see_through) if block is not None and stored else None
             if isinstance(done, Committed):
                 return done
@@ -272,8 +259,7 @@ class Engine:
 
     def _discard_small(self, block: int, info: UnitInfo) -> None:
         """Drop a block that was stored over a connection of the pool that broke."""
-        if self._backend is not None:
-            self._spawn(self._backend.discard(block, info))
+        self._spawn(self._backend.discard(block, info))
 
     async def _commit(self, commit: Commit, refs: Sequence[tuple[BlockRef, UnitInfo]], timeout_s: float) -> Committed:
         # A commit that is under way is seen through: giving up on it would leave its outcome unknown.
@@ -302,14 +288,14 @@ class Engine:
     async def _store_on_device(self, block: EncodedBlock, device: torch.device) -> list[tuple[BlockRef, UnitInfo]]:
         """Store a block on the GPU of its tensors, else on ``device``; nothing if there is no room, or if it is dropped
         meanwhile. Raises InvalidInputError."""
-        backend = await self._ready_backend()
+        backend = await self._backend.ready()
         if self.backend_kind != "simple" or self.shard is not None:
             what = "several controllers" if self.shard is not None else f"the backend {self.backend_kind}"
             raise InvalidInputError(
                 f"placement 'device' does not work in a queue with {what}; leave placement out, or use the backend "
                 "simple and one controller"
             )
-        number = (self._backend_writer << 32) | next(self._counter)
+        number = (self._backend.writer << 32) | next(self._counter)
         assert backend.capabilities.tracks_writers
         try:
             return [await self._device_units.put(block, number, self._session.local_host, device)]
@@ -326,13 +312,13 @@ class Engine:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         reason = ""
-        with self._waits.on("a storage unit", deadline, lambda: reason or self._silence()):
-            if block.nbytes <= INLINE_BYTES and self._backend_writer == self._session.writer:
+        with self._waits.on("a storage unit", deadline, lambda: reason or self._backend.silence()):
+            if block.nbytes <= INLINE_BYTES and self._backend.writer == self._session.writer:
                 with suppress(CapacityError, ConnectionLostError):  # most often a small block finds its place at once
-                    return [await self._store_one(await self._ready_backend(), block, 0, 0.0, scope)]
+                    return [await self._store_one(await self._backend.ready(), block, 0, 0.0, scope)]
             while True:
                 try:
-                    backend = await self._ready_backend()
+                    backend = await self._backend.ready()
                     await self._wait_for_units(deadline, wait_s)
                     return await self._store_until(backend, block, deadline, scope)
                 except ConnectionLostError as error:
@@ -393,9 +379,9 @@ class Engine:
         store: Any = backend.copy if isinstance(block, BlockRead) else backend.put
         rows = 0 if isinstance(block, BlockRead) else block.rows  # of a copy they do not matter
         for info in self._placement.candidates(block.nbytes or 0):
-            number = (self._backend_writer << 32) | next(self._counter)
+            number = (self._backend.writer << 32) | next(self._counter)
             if "ticket" in self._session.welcome.attributes:
-                self._scopes[number] = scope
+                self._backend.scopes[number] = scope
             if not backend.capabilities.tracks_writers:
                 self._session.announce(info.unit, number)
             try:
@@ -410,7 +396,7 @@ class Engine:
             else:
                 return BlockRef(info.unit, number, row_start, rows, nbytes), info
             finally:
-                self._scopes.pop(number, None)
+                self._backend.scopes.pop(number, None)
         if failure is None:
             raise CapacityError(
                 f"no storage unit has capacity for a block of {block.nbytes} bytes; put smaller batches"
@@ -419,7 +405,7 @@ class Engine:
 
     async def _discard(self, refs: Sequence[tuple[BlockRef, UnitInfo]]) -> None:
         for ref, info in refs:
-            if not await self._device_units.discard(ref.block, info.unit) and self._backend is not None:
+            if not await self._device_units.discard(ref.block, info.unit):
                 await self._backend.discard(ref.block, info)
             self._session.settled(ref.block)
 
@@ -441,20 +427,11 @@ class Engine:
                         "(TQ_PUT_WAIT), so there is no capacity; start storage units"
                     ) from None
 
-    def _silence(self) -> str:
-        """The servers that do not answer; empty if all do."""
-        if self._backend_lock.locked():
-            return f"the backend {self.backend_kind} is being opened"
-        dialed = [f"no answer from the storage unit at {address}" for address in self._dialing]
-        if not dialed and not self._connections:
-            return f"the backend {self.backend_kind} has not answered yet"
-        return ", ".join(filter(None, [*dialed, silence(self._connections)]))
-
     # -------------------------------------------------------------------------------------------------------------- get
 
     async def lookup(self, command: Lookup, timeout_s: float) -> Batch:
         if is_blocking():
-            short = isinstance(self._backend, MemoryBackend) and _is_short(command)
+            short = self._backend.in_memory is not None and _is_short(command)
             found = self._pool.request(command) if short else None
             if found is not None:
                 assert isinstance(found, Batch)
@@ -473,7 +450,8 @@ class Engine:
         if is_blocking():
             with suppress(DataLostError):
                 plan = plan_reads(batch, fields, self._placement.get)
-                read = self._pool.read(self._backend, plan.reads) if isinstance(self._backend, MemoryBackend) else None
+                memory = self._backend.in_memory
+                read = None if memory is None else self._pool.read(memory, plan.reads)
                 if read is not None:
                     return LoadedBatch(batch, fields, plan, read)
             await on_loop()
@@ -482,13 +460,13 @@ class Engine:
         gone: list[int] = []
         attempts = 0
         reason = ""
-        with self._waits.on("a storage unit", deadline, lambda: reason or self._silence()):
+        with self._waits.on("a storage unit", deadline, lambda: reason or self._backend.silence()):
             while True:
                 try:
                     plan = plan_reads(batch, fields, self._placement.get)
                     if not plan.reads:
                         return LoadedBatch(batch, fields, ReadPlan([], [], []), None)
-                    backend = await self._ready_backend()
+                    backend = await self._backend.ready()
                     fetched = await backend.get(plan.reads, timeout_s=max(0.001, deadline - loop.time()))
                     return LoadedBatch(batch, fields, plan, fetched)
                 except StorageKeyNotFoundError:
@@ -514,7 +492,8 @@ class Engine:
         Raises what ``lookup`` and ``load`` raise.
         """
         if is_blocking():
-            if self._pool.ready and isinstance(self._backend, MemoryBackend) and self._backend.may_be_small([]):
+            memory = self._backend.in_memory
+            if self._pool.ready and memory is not None and memory.may_be_small([]):
                 return await self.load(await self.lookup(command, timeout_s), fields, command, timeout_s)
             await on_loop()
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -546,7 +525,7 @@ class Engine:
 
     async def read_blocks(self, blocks: Sequence[tuple[int, int, int]], timeout_s: float) -> Fetched:
         """Blocks given as (unit, block, bytes), all of each. Raises as ``load`` does, at once."""
-        backend = await self._ready_backend()
+        backend = await self._backend.ready()
         reads = []
         for unit, block, nbytes in blocks:
             info = self._placement.get(unit)
@@ -570,7 +549,7 @@ class Engine:
 
     async def store_whole(self, block: EncodedBlock, partition: str, wait_s: float) -> tuple[BlockRef, UnitInfo]:
         """Store a block of ``partition`` undivided, without a commit. Raises CapacityError, ConnectionLostError."""
-        backend = await self._ready_backend()
+        backend = await self._backend.ready()
         return await self._store_one(backend, block, 0, wait_s, partition)
 
     async def copy_block(self, unit: int, block: int, nbytes: int, partition: str) -> tuple[BlockRef, UnitInfo] | None:
@@ -578,7 +557,7 @@ class Engine:
 
         Raises also StorageKeyNotFoundError, DataLostError.
         """
-        backend, info = await self._ready_backend(), self._placement.get(unit)
+        backend, info = await self._backend.ready(), self._placement.get(unit)
         if info is None:
             raise DataLostError(f"storage unit {unit} is gone")
         source = BlockRead(info, block, nbytes=nbytes)
@@ -595,65 +574,6 @@ class Engine:
             for ref, _ in refs:
                 self._session.settled(ref.block)
 
-    # --------------------------------------------------------------------------------------------------------- backend
-
-    async def _ready_backend(self) -> Backend:
-        """The backend for the current session; a new session means a new writer number, and perhaps a new run."""
-        if self._backend is not None and self._backend_writer == self._session.writer:
-            return self._backend
-        async with self._backend_lock:
-            if self._backend is None or self._backend_writer != self._session.writer:
-                welcome = self._session.welcome
-                context = BackendContext(
-                    self._client_id,
-                    welcome.writer,
-                    welcome.run,
-                    welcome.settings,
-                    self._connect,
-                    self._run_copy,
-                    self._session.address,
-                    self._scopes,
-                )
-                if self._backend is None or not self._renewed(self._backend, context):
-                    if self._backend is not None:
-                        await self._backend.close()
-                    self._backend = await self._opened(welcome.backend, context)
-                self._backend_writer = welcome.writer
-        return self._backend
-
-    async def _opened(self, kind: str, context: BackendContext) -> Backend:
-        backend = await open_backend(kind, context)
-        try:
-            self._session.check_open()
-        except TransferQueueError:
-            await backend.close()
-            raise
-        return backend
-
-    def _renewed(self, backend: Backend, context: BackendContext) -> bool:
-        return backend.name == self.backend_kind and backend.renew(context)
-
-    async def _connect(self, address: str) -> Connection:
-        welcome = self._session.welcome
-        ticket = welcome.attributes.get("ticket", b"")
-        hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, ticket=ticket)
-        self._dialing[address] = None
-        try:
-            connection = await connect(
-                address,
-                hello,
-                self,
-                _UNIT_DECODER,
-                self._keepalive,
-                what="storage unit",
-                timeout_s=_CONNECT_S,
-                credentials=self._credentials,
-            )
-        finally:
-            self._dialing.pop(address, None)
-        self._connections.add(connection)
-        return connection
-
     def _units_changed(self, units: list[UnitInfo]) -> None:
         self._placement.update(units)
         self._changed.set()
@@ -663,23 +583,6 @@ class Engine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    # ------------------------------------------------------------------------------- Endpoint of the units' connections
-
-    def on_request(
-        self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int
-    ) -> None:
-        connection.abort("a client serves no requests")
-
-    def on_notice(self, connection: Connection, body: Any) -> None: ...
-
-    def receive_buffer(self, connection: Connection, body: Any, nbytes: int) -> memoryview | None:
-        raise RequestError("a client takes no payload but in replies")
-
-    def on_lost(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        if self._backend is not None:
-            self._backend.release_lost()
 
 
 def _is_short(command: Lookup) -> bool:

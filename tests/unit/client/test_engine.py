@@ -164,7 +164,7 @@ async def test_an_error_of_a_device_at_the_close_does_not_keep_the_backend_open(
         raise RuntimeError("the GPU fell off the bus")
 
     async with attached(Controller([UNIT]), monkeypatch, opens(backend)) as engine:
-        await engine._ready_backend()
+        await engine._backend.ready()
         monkeypatch.setattr(engine._device_units, "close", fail)
         with pytest.raises(RuntimeError, match="fell off"):
             await engine.close()

@@ -26,13 +26,13 @@ class _Engine(Engine):
     """A client whose backend and units can be used by hand."""
 
     async def backend(self) -> Backend:
-        return await self._ready_backend()
+        return await self._backend.ready()
 
     def units(self) -> list[UnitInfo]:
         return sorted(self._placement.candidates(0), key=lambda info: info.unit)
 
     def new_block(self, unit: UnitInfo) -> int:
-        number = (self._backend_writer << 32) | next(self._counter)
+        number = (self._backend.writer << 32) | next(self._counter)
         self._session.announce(unit.unit, number)  # needed by backends that do not track writers
         return number
 
