@@ -30,7 +30,6 @@ from transfer_queue.control.commands import (
     Value,
 )
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.directory import Shard
 from transfer_queue.control.effects import Answer, Effect, FreeBlocks, Journal, Parked
 from transfer_queue.control.records import Record
 from transfer_queue.control.requests import HandlerTable
@@ -58,6 +57,7 @@ from transfer_queue.runtime.sessions import ClientSession, ClientSessions, Parke
 from transfer_queue.runtime.tls import ReloadingFile
 from transfer_queue.runtime.tracing import Recorder
 from transfer_queue.runtime.units import Joining, UnitRegistry, unpack_blocks
+from transfer_queue.runtime.welcome import client_attributes, identity
 from transfer_queue.runtime.why import explain_timeout
 from transfer_queue.wire.messages import (
     Adopt,
@@ -95,8 +95,6 @@ __all__ = ["Controller", "main"]
 log = logging.getLogger(__name__)
 
 _TICK_AGAIN_S = 0.05
-_MOST_GUESTS = 10_000
-"""Moved partitions that a client is told of at once; others it is sent to."""
 _DECODER = msgspec.msgpack.Decoder(Envelope[ControllerRequest])
 
 
@@ -187,13 +185,13 @@ class Controller(Server):
     def welcome(self, connection: Connection, hello: Hello) -> Welcome:
         if hello.role == "unit":
             connection.context = Joining()
-            return Welcome("controller", name=self.config.name, run=self.run, attributes=self._identity())
+            return Welcome("controller", name=self.config.name, run=self.run, attributes=identity(self.config))
         principal = connection.principal
         if principal is not None and principal.name:  # so that nobody resumes another principal's session
             hello = msgspec.structs.replace(hello, client_id=f"{principal.name}/{hello.client_id}")
         if hello.secondary:
             connection.context = session = self.clients.add_secondary(hello, connection)
-            attributes = self._identity()
+            attributes = identity(self.config)
             return Welcome(
                 "controller", name=self.config.name, run=self.run, writer=session.writer, attributes=attributes
             )
@@ -214,29 +212,8 @@ class Controller(Server):
             backend=self.config.backend.kind,
             settings=self.config.backend.settings,
             units=self.units.infos(),
-            attributes=self._attributes(connection, session),
+            attributes=client_attributes(self, connection, session.writer),
         )
-
-    def _attributes(self, connection: Connection, session: ClientSession) -> dict[str, Any]:
-        attributes: dict[str, Any] = {"metrics": self.metrics_address} if self.metrics_address else {}
-        attributes["secondary"] = True
-        if self.config.lease_s:
-            attributes["lease"] = self.config.lease_s
-        attributes["sampler"] = self.config.sampler.name
-        attributes.update(self._identity())
-        if guests := self.core.state.moves.here:
-            seen = list(guests) if self.access is None else self.access.visible_names(connection, guests)
-            attributes["guests"] = seen[-_MOST_GUESTS:]
-        if self.config.allow_pickle is not None:
-            attributes["pickle"] = self.config.allow_pickle
-        if self.access is not None and self.access.limited and connection.principal is not None:
-            attributes["ticket"] = self.tickets.ticket(self.run, session.writer, connection.principal)
-        return attributes
-
-    def _identity(self) -> dict[str, Any]:
-        """Identity of the queue, and the number of this controller if there are several."""
-        shard = Shard(self.config.shard, self.config.shards).attribute() if self.config.shards else {}
-        return {**shard, "uid": self.config.uid} if self.config.uid else shard
 
     def serve(self, connection: Connection, request: int, body: Any, payload: memoryview | None, floor: int) -> None:
         started = perf_counter()

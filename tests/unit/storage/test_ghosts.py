@@ -58,10 +58,10 @@ async def test_a_block_that_is_filled_while_its_writer_leaves_goes_with_the_writ
     assert not store._blocks[number].sealed
     drop_lock(held, lock)
     os.close(held)
-    assert store._ghost_timer is not None
-    store._ghost_timer.cancel()
-    store._check_ghosts()
+    assert store._ghosts._timer is not None
+    store._ghosts._timer.cancel()
+    store._ghosts.check()
     assert number not in store._blocks
-    assert not store._ghosts
+    assert not list(store._ghosts)
     assert store._extents.used == 8 * 64 * KIB
     await store.close()

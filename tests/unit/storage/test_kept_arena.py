@@ -76,7 +76,7 @@ async def test_what_a_client_of_the_former_process_may_touch_is_recycled_once_it
     await second.free([BLOCK, BLOCK + 1])
     assert second.stats().used == 64 + 128
     os.close(client)
-    second._check_ghosts()
+    second._ghosts.check()
     assert second.stats().used == 0
     await second.close()
 

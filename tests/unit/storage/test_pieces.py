@@ -112,7 +112,7 @@ async def test_a_twentieth_of_a_unit_is_taken_at_95_percent_after_any_history_of
             await store.close()
             store, peer = await start(tmp_path, durability)
             assert sorted(await store.inventory()) == sorted(live)
-            store._check_ghosts()
+            store._ghosts.check()
         for each, size in live.items():
             assert await read(store, peer, each) == content(each, size)
     assert sent > 5

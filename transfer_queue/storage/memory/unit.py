@@ -11,7 +11,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from transfer_queue.control.requests import HandlerTable
 from transfer_queue.errors import CapacityError, RequestError, StartError, StorageKeyNotFoundError
 from transfer_queue.storage.base import Peer, Served, ServingStore, StoreContext, UnitStats
 from transfer_queue.storage.memory.arena import ArenaFile, remove_abandoned
+from transfer_queue.storage.memory.ghosts import Ghosts, PeerState
 from transfer_queue.storage.memory.holders import Holders
 from transfer_queue.storage.memory.index import BlockIndex, Pieces
-from transfer_queue.storage.memory.liveness import holds_lock
 from transfer_queue.storage.memory.selection import scatter, select_part
 from transfer_queue.storage.memory.shared_table import SharedBlockTable, table_bytes
 from transfer_queue.storage.memory.spill import Spill, open_spill
@@ -32,7 +32,6 @@ __all__ = ["INLINE_BYTES", "MemoryStore", "StoredBlock", "open_store"]
 
 INLINE_BYTES = 64 << 10
 """Blocks up to this size travel within the Put message."""
-_LOCK_POLL_S = 0.5
 _MOST_PIECES = 1 << 14
 """Most pieces of one block: a block of 5 % of a unit fits into holes of 1/16384 of its size on average."""
 _LIFE_BITS = 20
@@ -50,15 +49,6 @@ class StoredBlock:
     filling: bool = False
     """Its bytes are arriving right now; it must not be freed under the receiver."""
     dropped: bool = False
-
-
-@dataclass(eq=False)
-class _PeerState:
-    name: str
-    lock: int
-    locks: int = 1
-    unsealed: set[int] = field(default_factory=set)
-    leases: set[int] = field(default_factory=set)
 
 
 class MemoryStore(ServingStore):
@@ -82,11 +72,10 @@ class MemoryStore(ServingStore):
         self._blocks: dict[int, StoredBlock] = {}
         self._holders = Holders()
         self._by_writer: dict[int, set[int]] = {}
-        self._peers: dict[Peer, _PeerState] = {}
+        self._peers: dict[Peer, PeerState] = {}
         self._writers: dict[int, int] = {}
         self._space: SpaceQueue[StoredBlock] = SpaceQueue()
-        self._ghosts: list[_PeerState] = []
-        self._ghost_timer: asyncio.TimerHandle | None = None
+        self._ghosts = Ghosts(self._descriptor, self._bury)
         self._next_lock = 1
         self._closed = False
         if index is not None:
@@ -95,7 +84,7 @@ class MemoryStore(ServingStore):
     def _adopt(self, index: BlockIndex) -> None:
         """Take over the blocks of earlier processes. What their clients may still touch is not recycled meanwhile."""
         self._extents.adopt(piece for place in index.blocks.values() for piece in place.pieces)
-        earlier = _PeerState("clients of an earlier process", 1, index.life << _LIFE_BITS)
+        earlier = PeerState("clients of an earlier process", 1, index.life << _LIFE_BITS)
         for number, place in index.blocks.items():
             self._blocks[number] = StoredBlock(place.pieces, place.nbytes, None, place.sealed)
             self._by_writer.setdefault(number >> 32, set()).add(number)
@@ -105,8 +94,7 @@ class MemoryStore(ServingStore):
         self._next_lock = earlier.locks + 1
         if self._blocks:
             earlier.leases.add(self._lease(self._blocks.values()))
-            self._ghosts.append(earlier)
-            self._check_ghosts()
+            self._ghosts.add(earlier)
 
     @property
     def incarnation(self) -> str | None:
@@ -137,8 +125,7 @@ class MemoryStore(ServingStore):
         if self._closed:
             return
         self._closed = True
-        if self._ghost_timer is not None:
-            self._ghost_timer.cancel()
+        self._ghosts.close()
         for peer in self._peers:
             self._space.leave(peer)
         if self.spill is not None:
@@ -159,7 +146,7 @@ class MemoryStore(ServingStore):
 
     def connected(self, peer: Peer) -> dict[str, Any]:
         lock, self._next_lock = self._next_lock, self._next_lock + 1
-        self._peers[peer] = _PeerState(peer.client_id, lock)
+        self._peers[peer] = PeerState(peer.client_id, lock)
         self._writers[peer.writer] = self._writers.get(peer.writer, 0) + 1
         attributes = {"path": str(self._file.path), "size": self._file.nbytes, "nonce": self._file.nonce, "lock": lock}
         return attributes if self._table is None else {**attributes, "table": self._file.table_start}
@@ -169,11 +156,7 @@ class MemoryStore(ServingStore):
         self._space.leave(peer)
         left = self._writers[peer.writer] = self._writers[peer.writer] - 1
         if state.unsealed or state.leases:
-            if holds_lock(self._descriptor, state.lock):
-                self._ghosts.append(state)
-                self._watch_ghosts()
-            else:
-                self._bury(state)
+            self._ghosts.add(state)
         if left:
             return []
         del self._writers[peer.writer]
@@ -547,22 +530,7 @@ class MemoryStore(ServingStore):
 
     # ----------------------------------------------------------------------------------------------------- lost clients
 
-    def _watch_ghosts(self) -> None:
-        if self._ghost_timer is None:
-            self._ghost_timer = asyncio.get_running_loop().call_later(_LOCK_POLL_S, self._check_ghosts)
-
-    def _check_ghosts(self) -> None:
-        self._ghost_timer = None
-        ghosts, self._ghosts = self._ghosts, []
-        for state in ghosts:
-            if holds_lock(self._descriptor, state.lock, state.locks):
-                self._ghosts.append(state)
-            else:
-                self._bury(state)
-        if self._ghosts:
-            self._watch_ghosts()
-
-    def _bury(self, state: _PeerState) -> None:
+    def _bury(self, state: PeerState) -> None:
         """Nobody touches this client's memory any more: recycle it."""
         for lease in state.leases:
             self._extents.release(lease)
