@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.controllers import serving
 from tests.waiting import until
-from transfer_queue.client import engine as engine_module
+from transfer_queue.client import backend as backend_module
 from transfer_queue.client.engine import Engine
 from transfer_queue.columns.device_memory import DeviceMemory
 from transfer_queue.control.commands import Commit, Committed
@@ -83,7 +83,7 @@ class Backend(base.Backend):
 async def attached(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, open_backend: Callable[[], Coroutine[Any, Any, Backend]]
 ) -> AsyncIterator[Engine]:
-    monkeypatch.setattr(engine_module, "open_backend", lambda kind, context: open_backend())
+    monkeypatch.setattr(backend_module, "open_backend", lambda kind, context: open_backend())
     async with serving(controller) as (address, _):
         engine = Engine([address], "c", cast(Any, None))
         await engine.open(10.0)
