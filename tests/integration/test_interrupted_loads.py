@@ -140,20 +140,20 @@ def test_an_interrupt_while_a_controller_takes_over_its_part_leaves_no_part_of_i
     assert [value(partition) for partition in partitions] == [1] * SHARDS
 
 
-def test_a_load_goes_on_when_a_line_of_its_process_is_closed(
+def test_a_load_goes_on_when_a_pooled_connection_of_its_process_is_closed(
     stack: LocalStack, partitions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = ControllerSession.transfer
     engines = tq.get_client().engine.engines  # type: ignore[union-attr]
     for _ in range(40):
         put(partitions, 2)
-    lines = [line for engine in engines for line in engine._lines._all]
-    assert lines
+    pooled = [each for engine in engines for each in engine._pool._all]
+    assert pooled
 
     async def tidied(session: ControllerSession, message: Any, *rest: Any) -> Any:
         if isinstance(message, Adopt) and not message.step:
-            for line in lines:
-                line.close()
+            for each in pooled:
+                each.close()
             await asyncio.sleep(0.3)
         return await transfer(session, message, *rest)
 

@@ -161,9 +161,9 @@ class Checkpoints:
         return Done()
 
     def gone(self, connection: Connection) -> None:
-        """End the captures of a connection, and leave what it loads. A line is not missed: loads use none."""
+        """End the captures of a connection, and leave what it loads. Loads use none of the pool."""
         loader = self._loader
-        if loader is not None and loader is connection.context and connection not in loader.lines:
+        if loader is not None and connection.context is loader and connection not in loader.secondary:
             self._loader = None
             self._serve_put_off()
         for capturer in [each for each in self._captures if each[0] is connection]:
