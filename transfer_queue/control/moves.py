@@ -1,15 +1,15 @@
-"""Partitions that move from one controller to another: who has which, and the state that goes over.
+"""Moves of partitions from one controller to another: their steps, and the state that is moved.
 
 A move has three steps, each kept in the journal of the controller that takes it:
 
-1. The target *receives* the partition's state beside a seal. Nobody can reach it there yet.
+1. The target *receives* the partition's state with a seal. No request reaches it there yet.
 2. The source lets the partition *leave*: it forgets the rows and keeps the proof that the seal was made of. This is
    the moment of the move: before it the move can be undone, after it every request gets the proof and the way to go.
-3. The target *settles* the partition for whoever shows the proof. From then on it serves it.
+3. The target *settles* the partition once a client shows the proof. From then on it serves the partition.
 
-The source changes nothing between making the state and step 2, or step 2 is refused. So the rows are in one place
-whichever of the three, source, target and mover, ends when. What a killed mover leaves at the target is settled by the
-first client that the source sends there, or dismissed by the next mover.
+If the source changed the partition after it made the state, step 2 is refused. So the rows are in one place, whether
+source, target or mover ends at any moment. What a killed mover leaves at the target is settled by the first client that
+the source redirects, or dismissed by the next mover.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["dismiss", "export", "leave", "receive", "seal_of", "settle", "take_w
 
 
 def seal_of(proof: str) -> str:
-    """What a target keeps in order to know the proof when it sees it."""
+    """The hash by which a target recognizes the proof."""
     return hashlib.sha256(proof.encode()).hexdigest()
 
 
@@ -76,19 +76,18 @@ def export(core: ControlCore, name: str) -> dict[str, Any]:
 
 
 def take_waiters(core: ControlCore, name: str) -> list[Waiter]:
-    """Forget the parked requests about a partition, so that nothing changes it by itself from now on. Returns them in
-    the order in which they came."""
+    """Forget the parked requests for a partition, which would change it later. Returns them in order of arrival."""
     lines = core.wait_queue.lines(name).values()
     waiting = [waiter for line in lines for waiter in line.values()]
     waiting += [waiter for waiter in core.wait_queue.commits.values() if waiter.command.partition == name]
     for waiter in waiting:
         core.wait_queue.remove(waiter)
-    core.admit_commits()  # those behind them
+    core.admit_commits()  # which waited behind these
     return sorted(waiting, key=lambda waiter: waiter.number)
 
 
 def leave(core: ControlCore, name: str, shard: int, proof: str) -> None:
-    """The partition is on controller ``shard`` from now on. Nobody waits for it here, see `take_waiters`."""
+    """Let the partition go to controller ``shard``. No request may be parked for it, see `take_waiters`."""
     state = core.state
     state.log.origin = (0, 0)
     partition = state.partitions.get(name)
@@ -134,16 +133,16 @@ def receive(core: ControlCore, name: str, seal: str, source: int, content: dict[
 
 
 def settle(core: ControlCore, name: str, proof: str, clients: Mapping[int, int]) -> None:
-    """Serve a partition that has left its source, which gave out ``proof``. Otherwise nothing changes.
+    """Serve a partition that has left its source; ``proof`` shows this. Without it nothing changes.
 
-    ``clients``: number of a client at the source -> here; the others count as gone, so that their leases end.
+    ``clients``: number of a client at the source -> its number here. Leases of other clients end.
     """
     state, moves = core.state, core.state.moves
     arrival = moves.arriving.get(name)
     if arrival is None or not hmac.compare_digest(arrival.seal, seal_of(proof)):
         unknown = not any(name in table for table in (moves.here, moves.away, moves.arriving))
         if unknown and not state.log.journaling:
-            moves.settle(name)  # this controller began without rows since the partition came
+            moves.settle(name)  # this controller was restarted without its rows after the partition came
         return
     leases = [
         clients.get(client, 0)
@@ -168,7 +167,7 @@ def settle(core: ControlCore, name: str, proof: str, clients: Mapping[int, int])
 
 
 def dismiss(core: ControlCore, name: str, seal: str) -> bool:
-    """Forget a state that its source has not let go, and never will under this seal. False: there is none."""
+    """Forget a received state whose move with this seal will not take place. False: there is none."""
     arrival = core.state.moves.arriving.get(name)
     if arrival is None or arrival.seal != seal:
         return False

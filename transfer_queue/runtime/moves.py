@@ -35,7 +35,7 @@ from transfer_queue.wire.messages import (
 __all__ = ["HOLD_S", "PartitionMoves"]
 
 HOLD_S = 4.0
-"""Most time for which requests about a partition are put off. Then it stays where it is."""
+"""Longest time for which changes of a partition are put off. After it the partition stays."""
 
 MoveRequest = Dismiss | Export | Leave | ListMoves | Receive | Settle | StopExport
 
@@ -153,7 +153,7 @@ class PartitionMoves:
             raise RequestError(f"partition {name!r} is being moved already")
         if self.elsewhere(Command(name)) is not None:
             raise RequestError(f"partition {name!r} is not on controller shard {self._shard}")
-        self._end(name)  # first: what was put off changes the state
+        self._end(name)  # before the state is made, which delayed requests change
         content = moves.export(self._core, name)
         export = self._exports[name] = _Export(connection)
         seal = ""
@@ -170,7 +170,7 @@ class PartitionMoves:
         self._after(connection.reply, request, Exported(), [exported])
 
     def _suspend(self, name: str) -> None:
-        """Put off what waits for the partition, which would change it when its time comes."""
+        """Put off the requests that are parked for the partition: they would change it."""
         now = self._loop.time()
         for waiter in moves.take_waiters(self._core, name):
             session = self._clients.get(waiter.client)
@@ -186,7 +186,7 @@ class PartitionMoves:
             self._exports[name].put_off[session.connection, waiter.request] = later
 
     def _end(self, name: str) -> None:
-        """The partition stays, or has left: requests go on."""
+        """End the hold, because the partition stays or has left, and serve the requests that were put off."""
         export = self._exports.pop(name, None)
         if export is None:
             return
@@ -249,6 +249,6 @@ class PartitionMoves:
         moves.settle(self._core, body.partition, body.proof, clients)
 
     def forget(self) -> None:
-        """The whole state was replaced: no partition is being moved any more."""
+        """End all moves: the whole state was replaced."""
         for name in list(self._exports):
             self._end(name)
