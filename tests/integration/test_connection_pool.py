@@ -40,6 +40,18 @@ def pool(stack: Stack) -> Iterator[ConnectionPool]:
     tq.close()
 
 
+def test_what_an_interrupted_call_did_not_give_back_is_closed_and_replaced(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.client.connection_pool._LOST_S", 1.0)
+    lost = pool._take()
+    assert lost is not None
+    wait_until(lambda: lost not in pool._all and lost.controller.closed, "the entry is closed", 20)
+    for number in range(40):
+        tq.kv_put(f"k{number}", "p", {"x": torch.tensor([number])})
+    assert len(pool._all) == 1
+
+
 def value(key: str) -> int:
     return int(tq.kv_batch_get(key, "p", layout="dense")["x"])
 

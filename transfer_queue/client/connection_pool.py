@@ -47,6 +47,8 @@ _MOST = 8
 """Entries of one client. Further threads use the I/O thread."""
 _IDLE_S = 4.0
 """An entry that is not used for this time is closed."""
+_LOST_S = 20.0
+"""An entry that a call has for this time is closed: an interrupt ended the call before it gave the entry back."""
 _ANSWER_S = 1.0
 """A server that takes longer is asked again over the session's own connection."""
 _PAUSE_S = 5.0
@@ -59,7 +61,8 @@ class _Entry:
     writer: int
     units: dict[str, BlockingConnection] = field(default_factory=dict)
     """By address."""
-    used: float = 0.0
+    used: float = field(default_factory=monotonic)
+    """When a call took it, or gave it back."""
 
     def close(self) -> None:
         for connection in (self.controller, *self.units.values()):
@@ -234,6 +237,7 @@ class ConnectionPool:
                 entry = self._free.pop()
             except IndexError:  # another thread took it
                 break
+            entry.used = monotonic()
             if entry.writer == session.writer and entry.controller.is_alive():
                 return entry
             self._drop(entry)
@@ -313,13 +317,16 @@ class ConnectionPool:
         entry.close()
 
     def _tidy(self) -> None:
-        """Close idle entries. Runs on the loop."""
-        oldest = monotonic() - _IDLE_S
+        """Close entries that are idle or lost. Runs on the loop."""
+        now = monotonic()
+        oldest = now - _IDLE_S
         for entry in [entry for entry in list(self._free) if entry.used < oldest]:
             with suppress(ValueError):  # just taken
                 self._free.remove(entry)
                 self._drop(entry)
                 self._calls = 0
+        for entry in [entry for entry in list(self._all) if entry.used < now - _LOST_S]:
+            self._drop(entry)
         self._tidying = bool(self._all)
         if self._tidying:
             self._loop.call_later(_IDLE_S / 2, self._tidy)
