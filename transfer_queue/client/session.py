@@ -255,7 +255,7 @@ class ControllerSession:
         fetch_until = loop.time() + command.timeout_s if isinstance(command, Fetch) else 0.0
         doubted = self._take_up(command, loop.time()) if self._in_doubt else 0
         request, first_writer = begun or (doubted or self.begin()[0], 0)
-        refused = 0
+        refused = False
         try:
             while True:
                 try:
@@ -277,20 +277,11 @@ class ControllerSession:
                     left_s = max(_LEAST_WAIT_S, fetch_until - loop.time()) if command.timeout_s else 0.0
                     command = msgspec.structs.replace(command, timeout_s=left_s)
                 try:
-                    with self._waits.on(f"the {connection.peer}", deadline, partial(_unanswered, connection, command)):
-                        reply, _ = await connection.request(
-                            command,
-                            timeout_s=max(0.001, deadline - loop.time()),
-                            request_id=request,
-                            floor=self._floor(),
-                        )
-                    if isinstance(reply, Moved):
-                        raise MovedAwayError(reply)
-                    return reply  # type: ignore[no-any-return]
+                    return await self._ask(connection, command, request, deadline)
                 except JournalWriteError as error:  # the controller ends, and what starts it again may make room
                     if refused:
                         raise
-                    refused, self._last_words = 1, str(error)
+                    refused, self._last_words = True, str(error)
                     log.warning("the %s at %s: %s; asking again once it is back", self._what, self.address, error)
                 except ConnectionLostError:
                     if not connection.closed:
@@ -301,6 +292,20 @@ class ControllerSession:
         finally:
             if request not in self._in_doubt:
                 self.end(request)
+
+    async def _ask(self, connection: Connection, command: Command, request: int, deadline: float) -> Reply:
+        with self._waits.on(f"the {connection.peer}", deadline, partial(_unanswered, connection, command)):
+            reply: Reply = (
+                await connection.request(
+                    command,
+                    timeout_s=max(0.001, deadline - asyncio.get_running_loop().time()),
+                    request_id=request,
+                    floor=self._floor(),
+                )
+            )[0]
+        if isinstance(reply, Moved):
+            raise MovedAwayError(reply)
+        return reply
 
     def _take_up(self, command: Command, now: float) -> int:
         """The number of a request for the same rows that was given up, so that no rows of it are lost; else 0."""

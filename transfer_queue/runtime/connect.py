@@ -75,11 +75,7 @@ async def connect(
             connection.close()
             raise  # the answer of what listens there
         if isinstance(connection.fault, HttpPeerError):
-            origin = f" ({credentials.target.origin} names it)" if credentials.target.origin else ""
-            raise ConfigError(
-                f"{address} serves HTTP, as the port of a page or of metrics does: it is not the {what}, which has "
-                f"another address; tq status shows it{origin}"
-            ) from None
+            raise _http_error(address, what, credentials) from None
         raise ConnectionLostError(explain_loss(error, tls is not None)) from None
     except (TransferQueueError, asyncio.CancelledError):
         connection.close()
@@ -87,6 +83,14 @@ async def connect(
     if connection.closed:  # right behind the reply
         raise connection.lost_error()
     return connection
+
+
+def _http_error(address: str, what: str, credentials: Credentials) -> ConfigError:
+    origin = f" ({credentials.target.origin} names it)" if credentials.target.origin else ""
+    return ConfigError(
+        f"{address} serves HTTP, as the port of a page or of metrics does: it is not the {what}, which has another "
+        f"address; tq status shows it{origin}"
+    )
 
 
 def shake_hands(hello: Hello, address: str, what: str, credentials: Credentials) -> Generator[Hello, Any, Welcome]:
