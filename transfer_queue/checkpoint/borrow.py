@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 _MOST_SMALL = 16
 _SMALL_BYTES = 64 << 20
-"""Of the files below this size, so many are borrowed at most: otherwise each save would add one to those of a
-checkpoint. The blocks of the others are written to a file of the new checkpoint."""
+"""A checkpoint borrows at most so many files below this size, as each save adds one. The blocks of further files are
+written to a file of the new checkpoint."""
 
 
 class Loan(NamedTuple):

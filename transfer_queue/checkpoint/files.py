@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Of a checkpoint that has blocks in files of earlier ones. Others have format 1, which earlier releases read."""
+"""Format of a checkpoint with blocks in files of earlier ones. Others have format 1, which earlier releases read."""
 _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
 _DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
@@ -99,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.written + sum(file.used for file in self.borrowed)
 
     def path_of(self, file: int) -> str:
-        """Of a file of blocks by its number in a BlockPlace."""
+        """The path of a file of blocks by its number in a BlockPlace."""
         return f"{self.data}/{blocks_name(file)}" if file >= 0 else self.borrowed[-1 - file].path
 
     def sizes(self) -> dict[str, int]:

@@ -187,7 +187,7 @@ def _load(
 
 
 def _part(captured: dict[str, Any], shard: int, shards: int, slots: list[int], stored: Stored) -> bytes:
-    """What one controller takes over."""
+    """The state that one controller takes over, encoded."""
     part = partitions_of_shard(captured, shard, shards)
     refs = {slot: [ref for ref, _ in parts] for slot, parts in zip(slots, stored, strict=True)}
     return msgspec.msgpack.encode({**part, "state": relocate(part["state"], refs)})

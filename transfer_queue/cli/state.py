@@ -34,7 +34,7 @@ _OTHER_FOLDER = "set XDG_STATE_HOME to a writable folder of your own"
 _RECENT_S = 86400.0
 _NOTE = "queue.json"
 _RECORD = "files of this queue:\n"
-"""Begin of the file ``lock``: the files that runs of the queue made in its folder follow, a line each."""
+"""First line of the file ``lock``. Below it are the files that runs of the queue made in its folder, one a line."""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _noted_files(folder: Path) -> list[str]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether the file exists; in a folder that is a link, it would be somebody else's."""
+    """Whether the file exists. Raises StartError if its folder is a link, which may lead to files of others."""
     if path.parent.is_symlink():
         raise StartError(f"{path.parent} is a link; remove it")
     return os.path.lexists(path)

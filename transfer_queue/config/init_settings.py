@@ -147,7 +147,7 @@ _EARLIER = frozenset(
         "backend.Yuanrong.port",
     }
 )
-"""What configurations for 0.1.x have besides the settings of ``config.yaml``. It has no effect, and the log says so."""
+"""Settings of configurations for 0.1.x that ``config.yaml`` lacks. They have no effect, and the log says so."""
 _INIT_NAMES = {
     "spec.storage.replicas": f"{SIMPLE}.num_data_storage_units",
     "spec.storage.capacity": f"{SIMPLE}.unit_capacity",
@@ -163,8 +163,8 @@ _INIT_NAMES = {
 def check_names(given: Mapping[str, Any], is_backend: Callable[[str], bool], *, attaches: bool = False) -> None:
     """Refuse settings without effect, with where they belong.
 
-    ``is_backend``: does a package or the program bring a backend of this name, whose section is its own? ``attaches``:
-    ``given`` names a queue, with ``ATTACH_SETTINGS`` about it. Raises ConfigError.
+    ``is_backend``: whether a package or the program brings a backend of this name, which has a section of its own.
+    ``attaches``: ``given`` names a queue, with ``ATTACH_SETTINGS`` about it. Raises ConfigError.
     """
     if "spec" in given and ("kind" in given or "apiVersion" in given):
         raise ConfigError(
@@ -198,7 +198,7 @@ def _check_names(
 
 
 def _elsewhere(path: str) -> str:
-    """Where ``path``, which is no setting of ``init``, is one, as a line; empty where it is none anywhere."""
+    """The error that says where ``path``, no setting of ``init``, belongs; empty if it is no setting at all."""
     from transfer_queue.config.resource import TransferQueue  # only for the message: slow to import
 
     last = path.rpartition(".")[2]

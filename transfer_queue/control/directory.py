@@ -94,8 +94,8 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Moves:
-    """Partitions that left a controller, those that came to stay, and those that are on their way, see
-    `transfer_queue.control.moves`. All others are where the hash of their name puts them."""
+    """Partitions that left a controller, that came to it, and that are being received, see
+    `transfer_queue.control.moves`. Any other partition is where the hash of its name puts it."""
 
     def __init__(self) -> None:
         self.away: dict[str, Away] = {}
@@ -113,7 +113,7 @@ class Moves:
         self.here[name] = None
 
     def arrive_at(self, unit: int) -> bool:
-        """Return whether a partition that is on its way has blocks on a storage unit."""
+        """Whether a partition that is being received has blocks on a storage unit."""
         return any(unit in units_of(found.content) for found in self.arriving.values())
 
     def clear(self) -> None:
@@ -136,12 +136,12 @@ class Moves:
 
 
 def units_of(content: Mapping[str, Any]) -> NDArray[np.int32]:
-    """The storage unit of each block of a partition on its way."""
+    """The storage unit of each block of a partition that is being received."""
     return np.frombuffer(content["blocks"]["unit"], np.int32)[1:]
 
 
 def block_ids(content: Mapping[str, Any]) -> NDArray[np.uint64]:
-    """The number of each block of a partition on its way."""
+    """The number of each block of a partition that is being received."""
     return np.frombuffer(content["blocks"]["block"], np.uint64)[1:]
 
 
@@ -163,7 +163,7 @@ def merge_values(replies: Sequence[Any]) -> Value:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Of counts, the sum; of lists and of what is told of different partitions, all."""
+    """The sum of counts, and all entries of lists and dictionaries."""
     if isinstance(one, dict):
         return {**one, **other}
     return one + other if isinstance(one, int | list) else other

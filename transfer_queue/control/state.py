@@ -66,7 +66,7 @@ class ControlState:
             self.log.record(PartitionCleared(partition.name))
 
     def drop_arrival(self, name: str, kept: Mapping[str, Any] | None = None) -> None:
-        """Forget a partition on its way, and free its blocks but for those of ``kept``."""
+        """Forget a partition that is being received, and free its blocks except those that ``kept`` names."""
         content = self.moves.arriving.pop(name).content
         units, blocks = units_of(content), block_ids(content)
         others = np.ones(len(blocks), np.bool_) if kept is None else ~np.isin(blocks, block_ids(kept))

@@ -59,7 +59,7 @@ def _refuse_to_collate(*arguments: Any, **options: Any) -> Any:
 
 
 class _MicroBatch(tuple[Any, ...]):
-    """A micro-batch, told by its class from what torch's DataLoader may join."""
+    """A micro-batch. Its class is the mark by which torch's DataLoader does not join it with others."""
 
 
 default_collate_fn_map[_MicroBatch] = _refuse_to_collate
@@ -175,7 +175,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._unacknowledged: BatchMeta | None = None
         """The batch that is being worked on."""
         self._told_empty = ""
-        """The partition of which `tell_empty` has spoken."""
+        """The partition for which `tell_empty` has logged a warning."""
         self._own_client: Client | None = None
         self._attach = self._find_queue()
 

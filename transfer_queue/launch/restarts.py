@@ -21,7 +21,7 @@ class Restarts:
     """The restarts of one server. Times are seconds on one monotonic clock."""
 
     endless: bool = False
-    """Whether it is started again however often that failed: the queue does not need it."""
+    """Whether it is started again however often it failed, as the queue does not need it."""
     due: float | None = None
     """Time of the next restart; None while the server runs."""
     starting: bool = False

@@ -47,7 +47,7 @@ _HOLD_S = 20.0
 class Checkpoints:
     """A capture, and its hold, belong to the connection that asked for them and end with it. Each has a token there.
 
-    ``after``: see ``UnitRegistry``. ``replaced`` is called after the whole state was.
+    ``after``: see ``UnitRegistry``. ``replaced`` is called after the whole state was replaced.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Checkpoints:
         self._captures: set[_Capturer] = set()
         self._holder: _Capturer | None = None
         self._loader: ClientSession | None = None
-        """Who loads a checkpoint into this and other controllers."""
+        """The session that loads a checkpoint into this and other controllers."""
         self._limit: asyncio.TimerHandle | None = None
         self._put_off: dict[tuple[Connection, int], Callable[[], None]] = {}
 
     @property
     def holding(self) -> bool:
-        """Whether what changes rows is put off."""
+        """Whether changes of rows are put off."""
         return self._holder is not None or self._loader is not None
 
     def puts_off(self, body: Command) -> bool:

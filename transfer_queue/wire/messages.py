@@ -316,9 +316,10 @@ class EndCapture(Request, frozen=True, tag=True, omit_defaults=True):
 class Adopt(Request, frozen=True, tag=True, omit_defaults=True):
     """Take over the state in the payload (see Capture), whose blocks this client has stored. Answer: Done.
 
-    ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some. ``step``: several
-    controllers do so together, all of them ``begin``, then take over their state, then ``end``. Requests for rows wait
-    meanwhile. They are refused after ``leave``, or the end of the connection. ``ask``: is that so? Answer: Value(bool).
+    ``replace``: in place of all rows that are there; else QueueNotEmptyError if there are some. ``step``: of a load
+    into several controllers, where all of them ``begin``, then take over their state, then ``end``. Requests for rows
+    wait meanwhile. After ``leave``, or the end of the connection, they are refused. ``ask``: whether they are refused;
+    answer: Value(bool).
     """
 
     replace: bool = False
