@@ -95,7 +95,7 @@ class _Mapping:
                 if (place := table.find(block)) is None:
                     return None
                 copy = np.frombuffer(self.buffer, np.uint8, place[1], place[0]).copy()
-                if table.find(block) != place:  # the copy may be of what came to lie there since
+                if table.find(block) != place:  # the memory may have been used again meanwhile
                     return None
                 found.append(BlockView(copy))
         except ValueError:  # unmapped meanwhile
@@ -425,7 +425,7 @@ def _take_copies(fetched: _Fetched, reads: Sequence[BlockRead], positions: list[
 def _take_parts(
     fetched: _Fetched, positions: list[int], sizes: Sequence[int], payload: memoryview | None, unit: UnitInfo
 ) -> None:
-    """The answer to a Read."""
+    """Take the blocks of the answer to a Read."""
     offset = 0
     for position, nbytes in zip(positions, sizes, strict=True):
         if payload is None:

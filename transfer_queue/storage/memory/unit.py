@@ -341,7 +341,7 @@ class MemoryStore(ServingStore):
             self._free(block.pieces)
 
     def _hide(self, number: int) -> None:
-        """Nobody finds the block by itself from now on: its memory is about to be used again."""
+        """Remove the block from the shared table, because its memory is about to be used again."""
         if self._table is not None:
             self._table.remove(number)
 

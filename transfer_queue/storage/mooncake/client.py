@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,8 @@ from transfer_queue.storage.mooncake.parts import (
     Part,
     Range,
     block_key,
+    in_batches,
+    in_groups,
     is_partial,
     overlaps,
     parts_of,
@@ -161,7 +163,7 @@ class MooncakeBackend(Backend):
         try:
             # A block that is too long for the buffers goes through a window, a few parts at a time.
             fits = nbytes <= self.pool.limit // 2
-            groups = [parts] if fits else list(_groups(parts, self._settings.part_bytes))
+            groups = [parts] if fits else list(in_groups(parts, self._settings.part_bytes))
             if self._store.sends_in_place and nbytes >= IN_PLACE_BYTES:
                 with suppress(_UnregisteredError):  # then all of it goes through buffers
                     await self._put_in_place(block, groups, unit, deadline, wait_s)
@@ -447,12 +449,12 @@ class MooncakeBackend(Backend):
     ) -> None:
         """Read each part to its place in ``memory``, which is registered if there is a ``lease``."""
         if lease is not None:
-            for group in _batches(parts, _CALL_BYTES):
+            for group in in_batches(parts, _CALL_BYTES):
                 targets = {part.key: memory[start : start + part.nbytes] for part, start in group}
                 await self._read_group(targets, lease, deadline)
             return
         window_bytes = max(self._settings.part_bytes, min(_CALL_BYTES, self.pool.limit // 4))
-        for group in _batches(parts, window_bytes):
+        for group in in_batches(parts, window_bytes):
             window = await self._take(sum(part.nbytes for part, _ in group), deadline)
             try:
                 targets, position = {}, 0
@@ -589,25 +591,6 @@ def _lost(code: int, keys: Sequence[str]) -> TransferQueueError:
 def _copy_out(group: list[tuple[Part, int]], sources: dict[str, Bytes], memory: Bytes) -> None:
     for part, start in group:
         copy_bytes(memory[start : start + part.nbytes], sources[part.key])
-
-
-def _groups(parts: list[Part], nbytes: int) -> Iterator[list[Part]]:
-    for group in _batches([(part, 0) for part in parts], nbytes):
-        yield [part for part, _ in group]
-
-
-def _batches(parts: list[tuple[Part, int]], nbytes: int) -> Iterator[list[tuple[Part, int]]]:
-    """Consecutive parts, together no longer than ``nbytes`` or a single one."""
-    batch: list[tuple[Part, int]] = []
-    total = 0
-    for item in parts:
-        if batch and total + item[0].nbytes > nbytes:
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += item[0].nbytes
-    if batch:
-        yield batch
 
 
 async def open_backend(context: BackendContext) -> MooncakeBackend:

@@ -7,7 +7,7 @@ columns that it needs, to their places in a buffer of the block's size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from transfer_queue.columns.block import BlockView
@@ -22,6 +22,8 @@ __all__ = [
     "Range",
     "block_key",
     "block_of",
+    "in_batches",
+    "in_groups",
     "is_partial",
     "overlaps",
     "parts_of",
@@ -113,3 +115,23 @@ def overlaps(part: Part, ranges: Iterable[Range]) -> list[Range]:
     """Return the parts of ``ranges`` that lie in ``part``, counted from its start."""
     found = ((max(start, part.start), min(stop, part.stop)) for start, stop in ranges)
     return [(start - part.start, stop - part.start) for start, stop in found if start < stop]
+
+
+def in_groups(parts: list[Part], nbytes: int) -> Iterator[list[Part]]:
+    """Consecutive parts, together no longer than ``nbytes`` or a single one."""
+    for group in in_batches([(part, 0) for part in parts], nbytes):
+        yield [part for part, _ in group]
+
+
+def in_batches(parts: list[tuple[Part, int]], nbytes: int) -> Iterator[list[tuple[Part, int]]]:
+    """The same for parts with their starts."""
+    batch: list[tuple[Part, int]] = []
+    total = 0
+    for item in parts:
+        if batch and total + item[0].nbytes > nbytes:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += item[0].nbytes
+    if batch:
+        yield batch
