@@ -233,7 +233,7 @@ def _locks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 
 def _lines_outlive_their_session(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    monkeypatch.setattr(ClientSession, "end_lines", lambda self: None)
+    monkeypatch.setattr(ClientSession, "end_secondary", lambda self: None)
     return {}
 
 
