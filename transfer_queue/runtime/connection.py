@@ -69,7 +69,10 @@ class Endpoint(Protocol):
 
 
 class Keepalive:
-    """Pings quiet connections and aborts silent ones: one timer for all connections of a process."""
+    """Pings quiet connections and aborts silent ones: one timer for all connections of a process.
+
+    A peer hears something at least every 1.25 ``heartbeat_s``.
+    """
 
     def __init__(self, heartbeat_s: float, timeout_s: float) -> None:
         self.heartbeat_s = heartbeat_s
@@ -99,7 +102,7 @@ class Keepalive:
         for connection in list(self._connections):
             if not stalled and now - connection.last_received > self.timeout_s:
                 connection.abort(f"no sign of life for {self.timeout_s:g} s")
-            elif now - connection.last_sent >= self.heartbeat_s * 0.9:
+            elif now - connection.last_sent >= self.heartbeat_s / 4:  # its silence until the next tick counts too
                 connection.ping()
         if self._connections:
             self._timer = loop.call_later(self.heartbeat_s, self._tick, loop)

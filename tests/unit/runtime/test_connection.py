@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -62,3 +63,41 @@ async def test_what_cannot_be_the_name_of_a_host_cannot_be_reached() -> None:
             what="controller",
             timeout_s=5.0,
         )
+
+
+class Quiet:
+    """A connection over which nothing goes but pings."""
+
+    def __init__(self, last_sent: float) -> None:
+        self.last_sent = last_sent
+        self.last_received = math.inf
+        self.silences: list[float] = []
+        self.now = 0.0
+
+    def ping(self) -> None:
+        self.silences.append(self.now - self.last_sent)
+        self.last_sent = self.now
+
+
+class Ticks:
+    """A loop of which only the timer runs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("sent", [-0.1, -0.3, -1.0, -1.7, -1.9])
+def test_a_peer_hears_from_a_quiet_connection_in_time(sent: float) -> None:
+    """Whatever the moment of the last message before the timer ran first: servers of tests wait 3 s."""
+    keepalive, connection, loop = Keepalive(2.0, 10.0), Quiet(sent), Ticks()
+    keepalive._connections.add(connection)  # type: ignore[arg-type]
+    for tick in range(4):
+        loop.now = connection.now = 2.0 * tick
+        keepalive._tick(loop)  # type: ignore[arg-type]
+    assert len(connection.silences) >= 3
+    assert max(connection.silences) <= 2.5
