@@ -405,3 +405,46 @@ print("end")
 def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_rows(queue: Stack) -> None:
     done = run_python(DAEMON, queue)
     assert (done.returncode, done.stdout, own_errors(done)) == (0, "end\n", [])
+
+
+LATE_EVENT = """
+import ctypes, os
+from transfer_queue.client.io import shared_io
+
+async def read():
+    shared_io().loop.add_reader(reading, lambda: None)
+
+reading, writing = os.pipe()
+shared_io().wait(read())
+libc = ctypes.CDLL(None)
+for name, argument in (("usleep", 100_000), ("close", writing)):  # the last comes first, after Python's own end
+    libc.__cxa_atexit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), ctypes.c_void_p(argument), None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="__cxa_atexit is of glibc")
+def test_an_event_after_the_end_of_the_interpreter_does_no_harm() -> None:
+    done = run_python(LATE_EVENT)
+    assert (done.returncode, own_errors(done)) == (0, [])
+
+
+LATE_CALLS = """
+import asyncio, atexit
+
+def last():
+    client.put({"x": [1]}, partition_id="late")
+    print(client.get_meta(["x"], 2, "late", task_name="t").size)
+    print(asyncio.run(client.async_clear_partition("late")))
+    client.close()
+
+atexit.register(last)  # before the library's own: called after them
+import transfer_queue as tq
+
+client = tq.TransferQueueClient("late", ADDRESS)
+client.put({"x": [1]}, partition_id="late")
+"""
+
+
+def test_exit_handlers_that_come_after_those_of_the_library_can_still_call(queue: Stack) -> None:
+    done = run_python(LATE_CALLS.replace("ADDRESS", repr(queue.address)), queue)
+    assert (done.returncode, done.stdout, own_errors(done)) == (0, "2\nNone\n", [])

@@ -6,6 +6,7 @@ So put and get proceed while the caller computes, and one client serves any numb
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import importlib
@@ -15,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from transfer_queue.errors import WaitTimeoutError
@@ -25,19 +26,31 @@ __all__ = ["ForkHandler", "IoThread", "close_in_forked_children", "shared_io"]
 
 T = TypeVar("T")
 
+_REST_S = 2.0
+_io_threads: weakref.WeakSet[IoThread] = weakref.WeakSet()
+_exiting = False
+
 
 class IoThread:
-    """An event loop in a daemon thread, started at construction."""
+    """An event loop in a daemon thread, started at construction.
+
+    At the end of the program the loop rests, but for calls of other exit handlers: an event that uvloop takes after
+    Python has freed its interpreter would end the process with a segmentation fault.
+    """
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
         self._worker: _Worker | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._returns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns] = weakref.WeakKeyDictionary()
+        self._late_lock = threading.Lock()
+        self._late_calls = 0
+        self._resume: threading.Event | None = None  # while the loop rests
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="tq-io", daemon=True)
         self._thread.start()
         started.wait()
+        _io_threads.add(self)
 
     @property
     def alive(self) -> bool:
@@ -58,6 +71,17 @@ class IoThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking call inside the I/O thread would wait for itself")
+        if _exiting:
+            with self._awake():
+                return self._wait(work, timeout_s, unwanted)
+        return self._wait(work, timeout_s, unwanted)
+
+    def _wait(
+        self,
+        work: Coroutine[Any, Any, T],
+        timeout_s: float | None,
+        unwanted: Callable[[asyncio.Task[T]], None] | None,
+    ) -> T:
         outcome = _Outcome()
         outcome.done.acquire()
         self.loop.call_soon_threadsafe(self._start, work, outcome, outcome.finished)
@@ -71,6 +95,14 @@ class IoThread:
 
     async def run(self, work: Coroutine[Any, Any, T], unwanted: Callable[[asyncio.Task[T]], None] | None = None) -> T:
         """Await ``work`` from any event loop; it runs on this one. Cancelling cancels it; see ``wait``."""
+        if _exiting:
+            with self._awake():
+                return await self._run_for_loop(work, unwanted)
+        return await self._run_for_loop(work, unwanted)
+
+    async def _run_for_loop(
+        self, work: Coroutine[Any, Any, T], unwanted: Callable[[asyncio.Task[T]], None] | None
+    ) -> T:
         caller = asyncio.get_running_loop()
         returns = self._returns.get(caller)
         if returns is None:
@@ -99,11 +131,46 @@ class IoThread:
     def stop(self, timeout_s: float = 2.0) -> None:
         """End the threads. Idempotent."""
         if self._thread.is_alive():
+            with self._late_lock:
+                self._go_on()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout_s)
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
+
+    def rest(self) -> None:
+        """Keep the loop from taking events until a call comes; returns once it does."""
+        with self._late_lock:
+            if self._resume is None and not self._late_calls and self._thread.is_alive():
+                resting, self._resume = threading.Event(), threading.Event()
+                with contextlib.suppress(RuntimeError):  # closed
+                    # In the turn after the next: uvloop sends what callbacks write at the end of their turn.
+                    self.loop.call_soon_threadsafe(self.loop.call_soon, self._rest, resting, self._resume)
+                    resting.wait(_REST_S)
+
+    @staticmethod
+    def _rest(resting: threading.Event, resume: threading.Event) -> None:
+        resting.set()
+        resume.wait()  # at the end of the program for good: Python ends the thread as soon as it asks for the GIL
+
+    def _go_on(self) -> None:
+        if self._resume is not None:
+            self._resume.set()
+            self._resume = None
+
+    @contextlib.contextmanager
+    def _awake(self) -> Iterator[None]:
+        """For a call at the end of the program."""
+        with self._late_lock:
+            self._late_calls += 1
+            self._go_on()
+        try:
+            yield
+        finally:
+            with self._late_lock:
+                self._late_calls -= 1
+            self.rest()
 
     def _start(
         self, work: Coroutine[Any, Any, Any], outcome: _Outcome, finished: Callable[[asyncio.Task[Any]], None]
@@ -238,6 +305,13 @@ def shared_io() -> IoThread:
         return _shared
 
 
+def _rest_at_exit() -> None:
+    global _exiting
+    _exiting = True
+    for thread in list(_io_threads):
+        thread.rest()
+
+
 def close_in_forked_children(handler: ForkHandler) -> None:
     """Weakly remember ``handler``: a child keeps none of its descriptors, so that servers see the parent's end."""
     _fork_handlers.add(handler)
@@ -246,6 +320,7 @@ def close_in_forked_children(handler: ForkHandler) -> None:
 def _after_fork_in_child() -> None:
     global _shared, _shared_lock
     _shared_lock = threading.Lock()
+    _io_threads.clear()
     # Kept alive for good: their clean-up would act on descriptors that are closed here and may be others' by then.
     _abandoned.extend([_shared, *_fork_handlers])
     _shared = None
@@ -269,3 +344,4 @@ def _finish_imports() -> None:
 
 
 os.register_at_fork(before=_finish_imports, after_in_child=_after_fork_in_child)
+atexit.register(_rest_at_exit)
