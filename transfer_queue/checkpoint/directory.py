@@ -102,11 +102,17 @@ class CheckpointDirectory(abc.ABC):
 
     @abc.abstractmethod
     def retract(self) -> None:
-        """Remove the manifest, so that there is no checkpoint any more. Needs the lock."""
+        """Remove the manifest, so that there is no checkpoint any more. Needs the lock. Raises CheckpointError for a
+        link."""
 
     @abc.abstractmethod
     def erase(self, needed: Collection[str] = ()) -> None:
-        """Remove what saves left, except for the files ``needed``. The manifest has been removed."""
+        """Remove what saves left, except for the files ``needed``. The manifest has been removed. Raises
+        CheckpointError for a link."""
+
+    def is_link(self) -> bool:
+        """Whether it is a link to a directory elsewhere. Such a directory can be read, and nothing in it is removed."""
+        return False
 
     def was_saved_to(self) -> bool:
         """Whether a save left a folder of data."""
@@ -235,11 +241,20 @@ class LocalDirectory(CheckpointDirectory):
             return [path.name for path in self._path.iterdir() if path.is_dir()]
         return []
 
+    def is_link(self) -> bool:
+        return self._path.is_symlink()
+
+    def _check_no_link(self) -> None:
+        if self.is_link():
+            raise CheckpointError(f"{self} is a link, and nothing is removed through a link; remove what it leads to")
+
     def retract(self) -> None:
+        self._check_no_link()
         (self._path / MANIFEST).unlink(missing_ok=True)
         _sync_folder(self._path)
 
     def erase(self, needed: Collection[str] = ()) -> None:
+        self._check_no_link()
         for folder in self.abandoned():
             self.remove(folder, needed)
         if not needed:

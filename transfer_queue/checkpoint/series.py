@@ -60,7 +60,8 @@ class Series:
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest ``keep`` complete checkpoints of this queue, and what its killed saves left before
-        the newest. Files that others use stay, and so does what `begin` did not mark. Raises CheckpointError, OSError.
+        the newest. Files that others use stay, and so do links and what `begin` did not mark. Raises CheckpointError,
+        OSError.
         """
         own = [name for name in self.names(complete=False) if self._is_own(name)]
         complete = [name for name in own if _is_complete(self.member(name))]
@@ -86,6 +87,9 @@ class Series:
         return found
 
     def _is_own(self, name: str) -> bool:
+        """A link is none: the user keeps what it leads to elsewhere."""
+        if self.member(name).is_link():
+            return False
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.member(name).read(SERIES) == self._queue
         return False
