@@ -156,7 +156,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cannot(_NAMES_NONE),
         Works("integration/test_shards.py::test_the_hook_of_a_pod_empties_its_unit_of_the_blocks_of_all_shards"),
     ),
-    "a partition moves": (
+    "a partition moves (`durability: process` or `node`)": (
         Works("integration/test_moves.py::test_a_partition_moves_with_everything_that_is_known_of_it"),
         *[_CONFORMS] * 4,
         Works("integration/test_moves.py::test_no_row_is_lost_or_doubled_while_movers_and_controllers_are_killed"),

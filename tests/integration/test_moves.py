@@ -150,6 +150,19 @@ def test_a_partition_moves_with_everything_that_is_known_of_it(
         other.close()
 
 
+def test_controllers_without_a_journal_refuse_to_move_a_partition(tmp_path: Path) -> None:
+    servers = Servers("simple", {}, tmp_path, shards=2)
+    try:
+        client = tq.TransferQueueClient("looker", servers.address)
+        meta = client.put(rows(0, 2), partition_id=PARTITION)
+        with pytest.raises(RequestError, match=r"'train' cannot be moved: the controllers .* keep no journal"):
+            move(servers, AWAY)
+        assert torch.equal(client.get_data(meta, layout="dense")["n"], torch.arange(2))
+        client.close()
+    finally:
+        servers.stop()
+
+
 def test_no_row_is_lost_or_doubled_while_movers_and_controllers_are_killed(
     servers: Servers, client: tq.TransferQueueClient
 ) -> None:

@@ -73,7 +73,8 @@ async def move_partition(
 ) -> MovedPartition:
     """Move a partition to controller ``shard``; programs follow it by themselves.
 
-    The storage units need room for a second copy of it meanwhile. ``security``: of an admin of the whole queue.
+    The controllers must keep a journal (``controller.durability``), and the storage units need room for a second copy
+    of the partition meanwhile. ``security``: of an admin of the whole queue.
     ``progress`` hears of bytes that were copied. Raises RequestError if it cannot be moved, CapacityError,
     WaitTimeoutError after ``timeout_s`` seconds, ConnectionLostError, NotAuthorizedError. After an error the partition
     is on one of the two controllers, and whole.

@@ -1,6 +1,7 @@
 """Moves of partitions from one controller to another: their steps, and the state that is moved.
 
-A move has three steps, each kept in the journal of the controller that takes it:
+A move has three steps, each kept in the journal of the controller that takes it. Controllers without a journal refuse
+moves: one that restarts would not know where a partition is, and two would serve its name.
 
 1. The target *receives* the partition's state with a seal. No request reaches it there yet.
 2. The source lets the partition *leave*: it forgets the rows and keeps the proof that the seal was made of. This is
@@ -140,9 +141,6 @@ def settle(core: ControlCore, name: str, proof: str, clients: Mapping[int, int])
     state, moves = core.state, core.state.moves
     arrival = moves.arriving.get(name)
     if arrival is None or not hmac.compare_digest(arrival.seal, seal_of(proof)):
-        unknown = not any(name in table for table in (moves.here, moves.away, moves.arriving))
-        if unknown and not state.log.journaling:
-            moves.settle(name)  # this controller was restarted without its rows after the partition came
         return
     leases = [
         clients.get(client, 0)

@@ -116,6 +116,8 @@ class PartitionMoves:
 
     def serve(self, connection: Connection, request: int, body: MoveRequest, payload: memoryview | None) -> None:
         """Raises RequestError, WaitTimeoutError and CapacityError."""
+        if isinstance(body, Export | Receive):
+            self._check_journal(body.partition)
         if isinstance(body, Export):
             self._export(connection, request, body)
             return
@@ -212,6 +214,14 @@ class PartitionMoves:
         moves.leave(self._core, body.partition, body.shard, export.proof)
         self._end(body.partition)
         return export.proof
+
+    def _check_journal(self, name: str) -> None:
+        """A controller that restarts must know where the partition is: else two controllers would serve its name."""
+        if not self._core.state.log.journaling:
+            raise RequestError(
+                f"partition {name!r} cannot be moved: the controllers of this queue keep no journal, and one that "
+                "restarts would not know where the partition is; set controller.durability to process or node"
+            )
 
     def _check_checkpoint(self) -> None:
         """The captures of all controllers are one cut, in which each partition is once."""

@@ -12,18 +12,28 @@ from tests.integration.stack import TIMING, Process
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.attach import AttachConfig
 from transfer_queue.config.document import validate_document
+from transfer_queue.config.processes import Durability
 
 
 class Servers:
     """``controllers`` and ``unit`` are processes."""
 
-    def __init__(self, folder: Path, controller: dict[str, Any], unit: dict[str, Any], shards: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        controller: dict[str, Any],
+        unit: dict[str, Any],
+        shards: int = 1,
+        durability: Durability = "none",
+    ) -> None:
         local = {"host": "127.0.0.1", "port": 0, "metricsPort": 0, "timing": TIMING}
         first = free_ports(shards)
         addresses = [f"127.0.0.1:{first + shard}" for shard in range(shards)] if shards > 1 else []
         self.controllers = []
         for shard in range(shards):
-            own = {"port": first + shard, "shard": shard, "shards": addresses} if addresses else {}
+            own: dict[str, Any] = {"port": first + shard, "shard": shard, "shards": addresses} if addresses else {}
+            if durability != "none":
+                own |= {"durability": durability, "journal": str(folder / f"journal-{shard}")}
             process = Process(
                 "transfer_queue.runtime.controller",
                 {**local, **own, "security": controller},
@@ -68,9 +78,13 @@ class Servers:
 
 @contextmanager
 def running(
-    folder: Path, controller: dict[str, Any], unit: dict[str, Any] | None = None, shards: int = 1
+    folder: Path,
+    controller: dict[str, Any],
+    unit: dict[str, Any] | None = None,
+    shards: int = 1,
+    durability: Durability = "none",
 ) -> Iterator[Servers]:
-    servers = Servers(folder, controller, controller if unit is None else unit, shards)
+    servers = Servers(folder, controller, controller if unit is None else unit, shards, durability)
     try:
         servers.unit.wait_ready()
         yield servers

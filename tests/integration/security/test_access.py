@@ -233,7 +233,7 @@ def test_tenants_of_several_controllers_are_kept_apart(tmp_path: Path) -> None:
     own, other = (
         [next(f"{who}/{n}" for n in range(99) if shard_of(f"{who}/{n}", 2) == k) for k in (0, 1)] for who in "ab"
     )
-    with running(tmp_path, {**security["storage"], **tokens}, shards=2) as servers:
+    with running(tmp_path, {**security["storage"], **tokens}, shards=2, durability="process") as servers:
         for name, partitions in (("a", own), ("b", other)):
             with servers.client(**security[name]) as client:
                 for partition in partitions:

@@ -137,7 +137,7 @@ def _overfill(partitions: list[str]) -> None:
 def test_what_one_controller_does_with_the_blocks_several_do(servers: Servers, tmp_path: Path) -> None:
     """Drain a unit, move a partition, load a checkpoint, deliver leased rows again, read by processes of a loader."""
     partitions = [_partition_on(shard) for shard in range(SHARDS)]
-    with _queue(servers, tmp_path, "none") as queue:
+    with _queue(servers, tmp_path, "process") as queue:
         client = tq.get_client()
         for number, partition in enumerate(partitions):
             _put(partition, number)
