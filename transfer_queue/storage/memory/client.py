@@ -17,6 +17,7 @@ import numpy as np
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.columns.recycling import empty_bytes
 from transfer_queue.errors import ConnectionLostError, RequestError, TransferQueueError
+from transfer_queue.storage.attempts import Attempts
 from transfer_queue.storage.base import (
     DEVICE,
     Backend,
@@ -237,7 +238,7 @@ class MemoryBackend(Backend):
         self._context = context
         self._use_shared_memory = bool(context.settings.get("sharedMemory", True))
         self._links: dict[int, _Link] = {}
-        self._opening: dict[int, asyncio.Lock] = {}
+        self._opening = Attempts[_Link]()
         self._closed = False
         self._large_reads = 0
 
@@ -372,6 +373,7 @@ class MemoryBackend(Backend):
 
     async def close(self) -> None:
         self._closed = True
+        self._opening.cancel()
         links, self._links = self._links, {}
         for link in links.values():
             link.close()
@@ -395,19 +397,19 @@ class MemoryBackend(Backend):
         link = self._links.get(unit.unit)
         if link is not None and not link.channel.closed:
             return link
-        async with self._opening.setdefault(unit.unit, asyncio.Lock()):
-            link = self._links.get(unit.unit)
-            if link is None or link.channel.closed:
-                if link is not None:
-                    link.close()
-                link = _Link(await self._context.connect(unit.address))
-                if self._closed:  # meanwhile
-                    link.close()
-                    raise ConnectionLostError(_CLOSED)
-                if not self._use_shared_memory and link.mapping is not None:
-                    link.mapping.close()
-                    link.mapping = None
-                self._links[unit.unit] = link
+        return await self._opening.join(unit.unit, lambda: self._open(unit))
+
+    async def _open(self, unit: UnitInfo) -> _Link:
+        if (former := self._links.pop(unit.unit, None)) is not None:
+            former.close()
+        link = _Link(await self._context.connect(unit.address))
+        if self._closed:  # meanwhile
+            link.close()
+            raise ConnectionLostError(_CLOSED)
+        if not self._use_shared_memory and link.mapping is not None:
+            link.mapping.close()
+            link.mapping = None
+        self._links[unit.unit] = link
         return link
 
 
