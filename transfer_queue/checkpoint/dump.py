@@ -91,6 +91,10 @@ def load_data_by_key(dump_dir: str | os.PathLike[str]) -> dict[str, int]:
     the dump are left alone, new rows have been consumed by nobody. After an error some rows may have been put; loading
     again puts all of them.
 
+    Warning:
+        Python objects in rows are pickled, and a reader of such a row runs what the pickle says. Load only files that
+        you trust, or load them into a queue with ``security.allowPickle: false``.
+
     Args:
         dump_dir: What was given to ``dump_data_by_key``.
 

@@ -62,6 +62,10 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, replace: bool = T
     The number of storage units, their capacity and the backend may differ from the saved queue. Waiting fetches are
     served.
 
+    Warning:
+        Python objects in rows are pickled, and a reader of such a row runs what the pickle says. Load only files that
+        you trust, or load them into a queue with ``security.allowPickle: false``.
+
     Args:
         checkpoint_dir: the directory or URL that was given to ``save_checkpoint``, or to
             ``tq checkpoint save --every``, of whose checkpoints the newest is loaded.
