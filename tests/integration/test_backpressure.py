@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import msgspec
 import psutil
@@ -210,13 +211,9 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(patient: Stack) -> 
     before, asked = memory().rss, 60
     host, port = patient.address.rsplit(":", 1)
 
-    def request(number: int, body: object) -> bytes:
-        header = ENCODER.encode(Envelope(Kind.REQUEST, number, 0, body))
-        return struct.pack("<IIQ", MAGIC, len(header), 0) + header
-
     with socket.create_connection((host, int(port)), timeout=60) as link, link.makefile("rb") as answers:
-        link.sendall(request(1, Hello("client", "slow")))
-        link.sendall(b"".join(request(number, ListKeys("p")) for number in range(2, 2 + asked)))
+        link.sendall(message(1, Hello("client", "slow")))
+        link.sendall(b"".join(message(number, ListKeys("p")) for number in range(2, 2 + asked)))
         for _ in range(20):
             writer.run(writer.kv.list_keys, "p")  # others are served
         assert memory().rss - before < 256 << 20
@@ -225,4 +222,28 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(patient: Stack) -> 
             _, size, _ = struct.unpack("<IIQ", answers.read(16))
             found += size > 10_000_000
             answers.read(size)
+    writer.close()
+
+
+def test_many_clients_that_do_not_read_their_listings_share_one_bound(patient: Stack) -> None:
+    writer = tq.TransferQueueClient("writer", patient.address)
+    writer.run(writer.kv.put, [f"k{number}" for number in range(100)], "p", None, [{"text": "x" * 10_000}] * 100, None)
+    memory = psutil.Process(patient.controller.process.pid).memory_info
+    before, asked = memory().rss, 40
+    host, port = patient.address.rsplit(":", 1)
+    with ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(40)]
+        for number, link in enumerate(links):  # 40 listings of 1 MB for each: 1.6 GB
+            link.sendall(message(1, Hello("client", f"slow-{number}")))
+            link.sendall(b"".join(message(number, ListKeys("p")) for number in range(2, 2 + asked)))
+        for _ in range(20):
+            writer.run(writer.kv.list_keys, "p")  # others are served
+        assert memory().rss - before < 512 << 20
+        for link in links:  # what was held back comes, once it is read
+            with link.makefile("rb") as answers:
+                found = 0
+                while found < asked:
+                    _, size, _ = struct.unpack("<IIQ", answers.read(16))
+                    found += size > 1_000_000
+                    answers.read(size)
     writer.close()

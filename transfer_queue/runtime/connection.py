@@ -20,6 +20,7 @@ import numpy as np
 
 from transfer_queue.config.attach import join_address
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
+from transfer_queue.runtime.unsent import Unsent
 from transfer_queue.wire.frames import (
     DEFAULT_LIMITS,
     Buffer,
@@ -131,9 +132,10 @@ class Connection(asyncio.BufferedProtocol):
         *,
         peer: str = "client",
         limits: Limits = DEFAULT_LIMITS,
-        bounded: bool = False,
+        in_all: Unsent | None = None,
     ) -> None:
-        """``bounded``: this end answers requests, and takes no more of them while too many answers are unsent."""
+        """``in_all``: this end answers requests, and takes no more of them while too many answers are unsent, its own
+        or those of all connections that share this."""
         self.peer = peer
         self.welcome: Any = None
         self.context: Any = None
@@ -152,7 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         self._expiry: asyncio.TimerHandle | None = None
         self._expiry_at = math.inf
         self._queue: deque[tuple[MessageWriter, Callable[[], None] | None]] = deque()
-        self._bounded = bounded
+        self._in_all = in_all
+        self._made_bytes = 0  # this connection's part of that
         self._unsent_bytes = 0  # bytes of the queue
         self._owed_bytes = 0  # estimated bytes of answers in progress
         self._reading_paused = False
@@ -240,12 +243,13 @@ class Connection(asyncio.BufferedProtocol):
     def owe(self, nbytes: int) -> None:
         """Add the estimated bytes of answers in progress, or remove them (negative). They count as unsent."""
         self._owed_bytes += nbytes
+        self._count_made(nbytes)
         self.last_received = self._loop.time()  # the peer's messages may stay unread meanwhile
         self._bound_unsent()
 
     async def room(self) -> None:
         """Wait until the peer has read enough answers for more to be made, or has gone."""
-        while not self.closed and self._unsent_bytes > _UNSENT_BYTES // 2:
+        while not self.closed and (self._unsent_bytes > _UNSENT_BYTES // 2 or self._must_wait()):
             waiting = self._loop.create_future()
             self._room.append(waiting)
             await waiting
@@ -341,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self.closed:  # by an earlier message
                     return
                 self._dispatch(incoming)
-                if self._bounded and self._share > 1.0:
+                if self._in_all is not None and self._share > 1.0:
                     self._pump()
                     self._bound_unsent()
                     if self._reading_paused and not self.closed:
@@ -386,6 +390,7 @@ class Connection(asyncio.BufferedProtocol):
                 item.future.set_exception(self.lost_error())
         sent = self._handed_over + [callback for _, callback in self._queue if callback is not None]
         self._queue.clear()
+        self._count_made(self._owed_bytes - self._made_bytes)
         self._pieces.clear()
         self._held = None
         self._wake_room()
@@ -425,7 +430,7 @@ class Connection(asyncio.BufferedProtocol):
         elif envelope.kind == Kind.REQUEST:
             if incoming.refused is not None:
                 self.fail(envelope.id, incoming.refused)
-                if self.context is None and self._bounded:  # not admitted: no second attempt
+                if self.context is None and self._in_all is not None:  # not admitted: no second attempt
                     self.finish()
             else:
                 self._endpoint.on_request(self, envelope.id, envelope.body, incoming.target, envelope.floor)
@@ -458,18 +463,29 @@ class Connection(asyncio.BufferedProtocol):
     def _enqueue(self, writer: MessageWriter, sent: Callable[[], None] | None = None) -> None:
         self._queue.append((writer, sent))
         self._unsent_bytes += writer.unsent
+        self._count_made(writer.unsent_header)
         if not self._corked and not self._pump_due:
             # The first message of a turn of the loop leaves at once, those after it together: one system call.
             self._pump_due = True
             self._loop.call_soon(self._pump_rest)
             self._pump()
-        if self._bounded and not self._reading_paused and self._paused:
+        if self._in_all is not None and not self._reading_paused and self._paused:
             self._bound_unsent()
 
     @property
     def _share(self) -> float:
         """Share of the limit of unsent answers that is in use."""
-        return max(len(self._queue) / _UNSENT_MESSAGES, (self._unsent_bytes + self._owed_bytes) / _UNSENT_BYTES)
+        share = max(len(self._queue) / _UNSENT_MESSAGES, (self._unsent_bytes + self._owed_bytes) / _UNSENT_BYTES)
+        return share if self._in_all is None else max(share, self._made_bytes / self._in_all.allowance)
+
+    def _must_wait(self) -> bool:
+        """Whether what was made for the peer must be sent before more is made, as all peers together leave much."""
+        return self._in_all is not None and self._made_bytes - self._owed_bytes > self._in_all.allowance // 2
+
+    def _count_made(self, nbytes: int) -> None:
+        self._made_bytes += nbytes
+        if self._in_all is not None:
+            self._in_all.nbytes += nbytes
 
     def _bound_unsent(self) -> None:
         if self._room and self._unsent_bytes <= _UNSENT_BYTES // 2:
@@ -521,6 +537,7 @@ class Connection(asyncio.BufferedProtocol):
             while queue and nbytes < 1 << 20 and len(frames) < 256:
                 writer, sent = queue.popleft()
                 unsent = writer.unsent
+                self._count_made(-writer.unsent_header)
                 frame = writer.next_frame(ENCODER)
                 self._unsent_bytes -= unsent - writer.unsent
                 nbytes += sum(map(len, frame))

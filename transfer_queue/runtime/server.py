@@ -15,6 +15,7 @@ from transfer_queue.runtime.access import Access
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.gate import Gate, Refusals, Stranger
 from transfer_queue.runtime.tls import HANDSHAKE_S, listen_context
+from transfer_queue.runtime.unsent import Unsent
 from transfer_queue.wire.frames import DEFAULT_LIMITS, STRANGER_LIMITS, Limits
 from transfer_queue.wire.messages import PROTOCOL, Challenge, Hello, Welcome
 
@@ -44,6 +45,7 @@ class Server:
         self._gate: Gate | None = None
         self._secured: dict[str, Any] = {}
         self._strangers: dict[Connection, Stranger] = {}
+        self._unsent = Unsent()
         self.refusals = Refusals()
         self.connections: set[Connection] = set()
         self._rechecking: asyncio.TimerHandle | None = None
@@ -180,7 +182,7 @@ class Server:
 
     async def _open(self, accepted: socket.socket, stranger: Stranger) -> None:
         """Make a connection of an accepted socket; with TLS after the handshake."""
-        connection = Connection(self, self._decoder, self._keepalive, limits=STRANGER_LIMITS, bounded=True)
+        connection = Connection(self, self._decoder, self._keepalive, limits=STRANGER_LIMITS, in_all=self._unsent)
         self._strangers[connection] = stranger
         loop = asyncio.get_running_loop()
         try:

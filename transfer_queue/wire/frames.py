@@ -130,7 +130,12 @@ class MessageWriter:
     @property
     def unsent(self) -> int:
         """Bytes of the header or of the payload that are in no frame yet."""
-        return len(self._header) + sum(map(len, self._header_rest)) + self._left
+        return self.unsent_header + self._left
+
+    @property
+    def unsent_header(self) -> int:
+        """Bytes of the header that are in no frame yet. They were made for this message; a payload is the caller's."""
+        return len(self._header) + sum(map(len, self._header_rest))
 
     @property
     def done(self) -> bool:
