@@ -170,6 +170,10 @@ def test_no_history_of_moves_breaks_a_promise() -> None:
     assert moved > SEEDS / 2  # or nothing was simulated
 
 
+def test_a_block_that_is_freed_while_its_unit_registers_is_dropped() -> None:
+    run(6099)
+
+
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionMoves, "holds", lambda self, body: False)
 

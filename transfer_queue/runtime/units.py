@@ -126,7 +126,9 @@ class UnitRegistry:
         connection.context = session
         connection.peer = f"storage unit {join.name}"
         unit = session.info.unit
-        unknown = self.pins.spare(unit, self.fence(unit, self._leave_to_writers(session, inventory, now)))
+        unlisted = session.owed.difference(inventory)  # stored and freed since the unit listed its inventory
+        found = self._leave_to_writers(session, [*inventory, *unlisted], now)
+        unknown = self.pins.spare(unit, self.fence(unit, found))
         session.owed.clear()
         self._changed()
         return Joined(session.info.unit, self._clients.run, pack_blocks(unknown))
