@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from transfer_queue.checkpoint.directory import CheckpointDirectory
-from transfer_queue.checkpoint.files import BlockPlace, BorrowedFile, read_file, read_manifest
+from transfer_queue.checkpoint.files import BlockPlace, BorrowedFile, check_places, read_file, read_manifest
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError
 
 __all__ = ["Loan", "identity_of", "lent"]
@@ -67,7 +67,9 @@ def _loan(source: CheckpointDirectory, beside: str, wanted: Collection[bytes]) -
     manifest = read_manifest(source)
     content = read_file(source, manifest, "blocks.msgpack")
     found: dict[str, list[BlockPlace]] = {}
-    for place in msgspec.msgpack.decode(content, type=list[BlockPlace], strict=False):
+    saved = msgspec.msgpack.decode(content, type=list[BlockPlace], strict=False)
+    check_places(source, manifest, saved, "blocks.msgpack")
+    for place in saved:
         if place.identity in wanted:
             found.setdefault(manifest.path_of(place.file), []).append(place)
     sizes = manifest.sizes()

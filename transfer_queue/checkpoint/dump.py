@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.checkpoint.directory import CheckpointDirectory, open_directory
-from transfer_queue.checkpoint.files import ROWS, BlockPlace, Manifest, Writer
+from transfer_queue.checkpoint.files import ROWS, BlockPlace, Manifest, Writer, check_places
 from transfer_queue.checkpoint.load import WAIT_S, decoded, read_blocks, reading, windows
 from transfer_queue.checkpoint.save import REQUEST_S, WINDOW_BLOCKS, client_of_this_process, writing
 from transfer_queue.client.arguments import check_keys, check_partition
@@ -240,6 +240,7 @@ def _read_rows(directory: CheckpointDirectory, manifest: Manifest) -> _Rows:
     if ROWS not in manifest.files:
         raise CheckpointError(f"{directory} has a whole queue, not rows by key: load it with load_checkpoint")
     rows: _Rows = decoded(directory, manifest, ROWS, _Rows)
+    check_places(directory, manifest, [part.place for part in rows.parts], ROWS)
     return rows
 
 

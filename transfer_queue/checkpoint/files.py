@@ -34,6 +34,7 @@ _FILE_BYTES = 1 << 30
 """A file of blocks is followed by another one from this size on."""
 _DATA_FOLDER = re.compile(r"data-[0-9a-f]{8}")
 _BORROWED = re.compile(r"(\.\./[0-9]{8}T[0-9]{6}Z/)?data-[0-9a-f]{8}/blocks-[0-9]{5,}")
+_MOST_SLOTS = 1 << 31
 ROWS = "rows.msgpack"
 """What a dump of rows by key has in place of the state of the controller."""
 Progress = Callable[[int, int], None]
@@ -189,6 +190,23 @@ def read_file(directory: CheckpointDirectory, manifest: Manifest, name: str) -> 
     if zlib.crc32(content) != entry.crc32:
         raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: its checksum differs")
     return content
+
+
+def check_places(directory: CheckpointDirectory, manifest: Manifest, places: Sequence[BlockPlace], name: str) -> None:
+    """Raises CorruptCheckpointError for places, read from the file ``name``, that no save writes."""
+    sizes = manifest.sizes()
+    for number, place in enumerate(places):
+        known = place.file >= -len(manifest.borrowed)
+        size = sizes.get(manifest.path_of(place.file)) if known else None
+        if not 0 <= place.slot < _MOST_SLOTS:
+            problem = f"slot {place.slot} is none of a block table"
+        elif size is None:
+            problem = f"there is no file {place.file}"
+        elif place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > size:
+            problem = f"offset {place.offset} and bytes {place.nbytes} are not within file {place.file} of {size} bytes"
+        else:
+            continue
+        raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: block {number}: {problem}")
 
 
 class Writer:

@@ -18,6 +18,7 @@ from transfer_queue.checkpoint.files import (
     BlockPlace,
     Manifest,
     Progress,
+    check_places,
     read_file,
     read_manifest,
 )
@@ -122,8 +123,14 @@ def captured_state(directory: CheckpointDirectory, manifest: Manifest) -> dict[s
     CheckpointError for the rows of a dump."""
     if ROWS in manifest.files:
         raise CheckpointError(f"{directory} has rows by key, not a whole queue: load it with load_data_by_key")
-    state: dict[str, Any] = decoded(directory, manifest, "controller.msgpack", dict)
-    return state
+    captured: dict[str, Any] = decoded(directory, manifest, "controller.msgpack", dict)
+    path = f"{directory}/{manifest.data}/controller.msgpack"
+    if not isinstance(captured.get("state"), dict):
+        raise CorruptCheckpointError(f"{path} is damaged: state is not a map")
+    match captured.get("sampler", ["", {}]):
+        case [str(), _]:
+            return captured
+    raise CorruptCheckpointError(f"{path} is damaged: sampler is not a name and a state")
 
 
 def was_interrupted(client: Client) -> bool:
@@ -238,6 +245,7 @@ def _blocks(
 ) -> Iterator[tuple[list[BlockPlace], list[EncodedBlock]]]:
     """All blocks, some at a time. ``progress`` is told of those that the caller is done with."""
     places = decoded(directory, manifest, "blocks.msgpack", list[BlockPlace])
+    check_places(directory, manifest, places, "blocks.msgpack")
     done, total = 0, sum(place.nbytes for place in places)
     for window in windows(places):
         yield window, read_blocks(directory, manifest, window)
