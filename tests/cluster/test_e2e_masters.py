@@ -15,7 +15,6 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.component import wait_until
-from tests.cluster.errors import ClusterError
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.product import (
     NAMESPACE,
@@ -67,8 +66,6 @@ def test_the_plugin_shows_masters_and_their_etcd(masters: Cluster) -> None:
     assert tq(masters, "top", QUEUE, "--once")
     for part, pod in ((MASTERS, found["leader"]), ("etcd", ETCD)):
         assert f"{pod}  " in tq(masters, "logs", QUEUE, "--part", part, "--tail", "5")
-    with pytest.raises(ClusterError, match="run tq drain ha-storage-0 in a pod that uses the queue"):
-        tq(masters, "drain", "ha-storage-0", "--queue", QUEUE)
 
 
 def test_the_plugin_forwards_a_port_of_a_master(masters: Cluster) -> None:

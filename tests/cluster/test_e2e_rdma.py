@@ -99,13 +99,20 @@ def test_pods_wait_for_rdma_and_then_choose_the_devices_nearest_to_their_gpus(ra
 
 
 def test_the_nodes_report_their_devices(rails: Cluster) -> None:
-    volumes = [{"name": name, "hostPath": {"path": f"{ON_NODE}/{name}"}} for name in ("sys", "dev", "proc")]
-    patch = json.dumps({"spec": {"template": {"spec": {"volumes": volumes}}}})
-    rails.kubectl("patch", "daemonset", "transferqueue-operator-node", "-n", SYSTEM, "-p", patch)
+    daemons = ("daemonset", "transferqueue-operator-node", "-n", SYSTEM)
+
+    def look_into(volumes: list[dict[str, Any]]) -> None:
+        patch = json.dumps({"spec": {"template": {"spec": {"volumes": volumes}}}})
+        rails.kubectl("patch", *daemons, "-p", patch)
 
     def reports() -> dict[str, str]:
         rows = rails.kubectl("get", "tqnodes", "--no-headers").splitlines()
         return {row.split()[0]: row.split()[1] for row in rows}
 
-    wait_until(lambda: reports() == {"node1": "8/12", "node2": "2/2"}, "both nodes have their reports", 60)
-    assert "mlx5_1: port 1 is DOWN, not ACTIVE" in rails.kubectl("get", "tqnode", "node1", "-o", "wide")
+    before = json.loads(rails.kubectl("get", *daemons, "-o", "json"))["spec"]["template"]["spec"]["volumes"]
+    look_into([{"name": name, "hostPath": {"path": f"{ON_NODE}/{name}"}} for name in ("sys", "dev", "proc")])
+    try:
+        wait_until(lambda: reports() == {"node1": "8/12", "node2": "2/2"}, "both nodes have their reports", 60)
+        assert "mlx5_1: port 1 is DOWN, not ACTIVE" in rails.kubectl("get", "tqnode", "node1", "-o", "wide")
+    finally:
+        look_into(before)  # helm refuses an upgrade over values that another manager set

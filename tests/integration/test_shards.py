@@ -503,7 +503,7 @@ def test_locks_and_updates_outlive_a_durable_controller(durable: LocalPlan, tmp_
     with preloaded.servers(), LocalStack(durable, tmp_path).start() as stack, ThreadPoolExecutor() as pool:
         tq.init({"controller": {"addresses": stack.controller_addresses}})
         tq.kv_put("n", name, {"n": torch.tensor(0)})
-        with tq.kv_global_lock("lock", name, lease_s=60) as lock:
+        with tq.kv_global_lock(["lock", "n"], name, lease_s=60) as lock:
             numbers = [pool.submit(fenced, name) for _ in range(2)]
             wait_until(lambda: snapshot(1)["lock_waiting"] == 2, "both wait")
             kill_shard(stack, 1)
@@ -519,7 +519,7 @@ def test_locks_and_updates_outlive_a_durable_controller(durable: LocalPlan, tmp_
 
 
 def fenced(partition: str) -> int:
-    with tq.kv_global_lock("lock", partition, timeout=120) as lock:
+    with tq.kv_global_lock(["lock", "n"], partition, timeout=120) as lock:
         tq.kv_put("n", partition, {"holder": torch.tensor(lock.number)}, lock=lock)
         return lock.number
 

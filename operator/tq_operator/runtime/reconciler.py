@@ -309,6 +309,9 @@ class Reconciler:
                 f"{manifest['kind']} with {IGNORE_DRIFT_ANNOTATION}={','.join(paths)}"
             )
             self._tell_of(document, "DriftRepaired", f"{what} {listed}", words)
+        elif managed_fields_cleared(before):
+            words = f"{what}: its managedFields were cleared, so all of its fields were set back."
+            self._tell_of(document, "DriftRepaired", what, words)
         if before is not None and not owned_by(before, document["metadata"]["uid"]):
             self._tell_of(document, "Adopted", what, f"{what} had lost its owner, and belongs to the queue again.")
         return applied

@@ -45,7 +45,7 @@ def drifting(plane: ControlPlane, certificates: Path, tmp_path: Path) -> Iterato
         for name, spec in QUEUES.items():
             plane.apply(QUEUE.replace("NAME", name).replace("SPEC", spec))
         yield running
-        plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+        plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s")
 
 
 def test_every_change_of_any_field_of_any_child_is_taken_back(

@@ -86,6 +86,13 @@ CONTROLLER_REQUESTS: dict[str, Callable[[str], Any]] = {
     "Drain": lambda partition: wire.Drain("u0"),
     "Relocate": lambda partition: wire.Relocate(0, []),
     "Retire": lambda partition: wire.Retire(0),
+    "Export": lambda partition: wire.Export(partition),
+    "StopExport": lambda partition: wire.StopExport(partition),
+    "Receive": lambda partition: wire.Receive(partition, "seal", 0),
+    "Leave": lambda partition: wire.Leave(partition, "seal", 1),
+    "Settle": lambda partition: wire.Settle(partition, "proof"),
+    "Dismiss": lambda partition: wire.Dismiss(partition, "seal"),
+    "ListMoves": lambda partition: wire.ListMoves(),
 }
 UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Put": lambda block, scope: wire.Put(block, 0.0, scope),
