@@ -136,10 +136,10 @@ def test_a_sampler_that_cannot_be_made_is_told_with_the_document(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = tmp_path / "q.yaml"
-    sampler = "sampler:\n      name: GRPOGroupNSampler\n      args: {n_sample_per_prompt: 4}\n"
+    sampler = "sampler:\n      name: GRPOGroupNSampler\n      args: {n_samples_per_prompt: 4, group: 2}\n"
     file.write_text(f"{RESOURCE}spec:\n  backend: {{simple: {{}}}}\n  controller:\n    {sampler}")
     assert run(app, [command, "-f", str(file)]) != 0
     told = capsys.readouterr()
-    assert f"{file}: spec.controller.sampler.args: GRPOGroupNSampler(n_sample_per_prompt=4): " in told.out + told.err
+    assert f"{file}: spec.controller.sampler.args: GRPOGroupNSampler(n_samples_per_prompt=4, group=2): " in told.out + told.err
     assert "(line 9)" in told.out + told.err
     assert "starting" not in told.err

@@ -164,12 +164,18 @@ async def test_space_that_comes_for_a_writer_that_is_gone_goes_to_the_next(tmp_p
 
 async def test_a_backend_that_is_closed_while_it_connects_keeps_no_connection(tmp_path: Path) -> None:
     async with unit_of(tmp_path) as unit:
+        before = len(os.listdir("/proc/self/fd"))
         putting = asyncio.ensure_future(unit.put(1, 1000))
-        await asyncio.sleep(0)
+        for _ in ("the call", "its attempt to connect"):
+            await asyncio.sleep(0)
         await unit.backend.close()
         with pytest.raises(ConnectionLostError, match="is closed"):
             await putting
-        assert [connection.closed for connection in unit.client.connections] == [True]
+        assert all(connection.closed for connection in unit.client.connections)
+        deadline = asyncio.get_running_loop().time() + 10
+        while len(os.listdir("/proc/self/fd")) > before:
+            assert asyncio.get_running_loop().time() < deadline, "a socket is left open"
+            await asyncio.sleep(0.01)
 
 
 async def test_an_arena_that_cannot_be_locked_leaves_no_descriptor(
