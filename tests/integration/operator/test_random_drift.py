@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,8 +35,12 @@ SEED = int(os.environ.get("TQ_DRIFT_SEED", "1"))
 
 
 @pytest.fixture
-def drifting(plane: ControlPlane, certificates: Path, tmp_path: Path) -> Iterator[Operator]:
-    """An operator that looks at all queues every five minutes only, as in the chart, and two queues."""
+def drifting(
+    plane: ControlPlane, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Operator]:
+    """An operator that looks at all queues every five minutes only, as in the chart, and two queues in a namespace of
+    the test's own: one that ends takes long."""
+    monkeypatch.setattr(f"{__name__}.NAMESPACE", f"drifting-{uuid.uuid4().hex[:6]}")
     webhook, health = free_port(), free_port()
     variables = environment(plane, certificates, webhook, health, TQ_RESYNC_SECONDS="300")
     plane.kubectl("create", "namespace", NAMESPACE)
@@ -43,9 +48,9 @@ def drifting(plane: ControlPlane, certificates: Path, tmp_path: Path) -> Iterato
         running = Operator(plane, child, health, tmp_path / "log", webhook)
         wait_until(running.ready, "the operator is ready")
         for name, spec in QUEUES.items():
-            plane.apply(QUEUE.replace("NAME", name).replace("SPEC", spec))
+            plane.apply(QUEUE.replace("drifting", NAMESPACE).replace("NAME", name).replace("SPEC", spec))
         yield running
-        plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s")
+        plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def test_every_change_of_any_field_of_any_child_is_taken_back(

@@ -140,6 +140,7 @@ def test_a_sampler_that_cannot_be_made_is_told_with_the_document(
     file.write_text(f"{RESOURCE}spec:\n  backend: {{simple: {{}}}}\n  controller:\n    {sampler}")
     assert run(app, [command, "-f", str(file)]) != 0
     told = capsys.readouterr()
-    assert f"{file}: spec.controller.sampler.args: GRPOGroupNSampler(n_samples_per_prompt=4, group=2): " in told.out + told.err
+    call = "GRPOGroupNSampler(n_samples_per_prompt=4, group=2)"
+    assert f"{file}: spec.controller.sampler.args: {call}: " in told.out + told.err
     assert "(line 9)" in told.out + told.err
     assert "starting" not in told.err
