@@ -26,7 +26,7 @@ from transfer_queue.client.shards import attach
 from transfer_queue.control.directory import shard_of
 from transfer_queue.errors import RequestError, WaitTimeoutError
 from transfer_queue.storage.conformance.servers import Servers
-from transfer_queue.wire.messages import Export
+from transfer_queue.wire.moves import Export
 
 PARTITION = "train"
 HOME = shard_of(PARTITION, 2)

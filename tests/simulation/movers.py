@@ -14,7 +14,8 @@ from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.control.commands import BlockRef, Command, Commit, Moved, Value
 from transfer_queue.control.directory import shard_of
 from transfer_queue.control.moves import seal_of
-from transfer_queue.wire.messages import Dismiss, Export, Failure, Hello, Leave, ListMoves, Receive, Settle
+from transfer_queue.wire.messages import Failure, Hello
+from transfer_queue.wire.moves import Dismiss, Export, Leave, ListMoves, Receive, Settle
 
 __all__ = ["FollowingClient", "Mover", "Shard"]
 

@@ -31,6 +31,7 @@ from transfer_queue.client.client import Client
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.operation import Operation
 from transfer_queue.client.shards import engines_of
+from transfer_queue.client.windows import windows as client_windows
 from transfer_queue.columns.block import BlockView, EncodedBlock
 from transfer_queue.control.checkpoint import counted
 from transfer_queue.control.commands import BlockRef
@@ -270,16 +271,8 @@ def decoded(directory: CheckpointDirectory, manifest: Manifest, name: str, kind:
         raise CorruptCheckpointError(f"{directory}/{manifest.data}/{name} is damaged: {error}") from None
 
 
-def windows(places: list[BlockPlace]) -> list[list[BlockPlace]]:
-    windows: list[list[BlockPlace]] = []
-    size = 0
-    for place in places:
-        if not windows or len(windows[-1]) >= WINDOW_BLOCKS or size + place.nbytes > WINDOW_BYTES:
-            windows.append([])
-            size = 0
-        windows[-1].append(place)
-        size += place.nbytes
-    return windows
+def windows(places: list[BlockPlace]) -> Iterator[list[BlockPlace]]:
+    return client_windows(places, lambda place: place.nbytes, WINDOW_BLOCKS, WINDOW_BYTES)
 
 
 def read_blocks(directory: CheckpointDirectory, manifest: Manifest, places: list[BlockPlace]) -> list[EncodedBlock]:

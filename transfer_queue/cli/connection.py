@@ -21,7 +21,8 @@ from transfer_queue.runtime.connect import connect
 from transfer_queue.runtime.connection import Connection, Keepalive
 from transfer_queue.runtime.picture import merged
 from transfer_queue.runtime.tls import Credentials
-from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look, Settle
+from transfer_queue.wire.messages import ControllerReply, Envelope, Hello, Look
+from transfer_queue.wire.moves import Settle
 
 __all__ = ["ControllerConnection", "ControllerOption", "QueueOption", "find_queue", "partitions", "running_queues"]
 

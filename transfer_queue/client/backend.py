@@ -16,7 +16,7 @@ from transfer_queue.runtime.tls import Credentials
 from transfer_queue.storage.base import Backend, BackendContext, UnitInfo
 from transfer_queue.storage.memory.client import MemoryBackend
 from transfer_queue.storage.registry import open_backend
-from transfer_queue.wire.messages import Envelope, Hello, UnitReply
+from transfer_queue.wire.messages import Envelope, UnitReply
 
 __all__ = ["SessionBackend"]
 
@@ -116,9 +116,7 @@ class SessionBackend:
         return backend.name == self._session.welcome.backend and backend.renew(context)
 
     async def _connect(self, address: str) -> Connection:
-        welcome = self._session.welcome
-        ticket = welcome.attributes.get("ticket", b"")
-        hello = Hello("client", self._client_id, writer=welcome.writer, run=welcome.run, ticket=ticket)
+        hello = self._session.hello_to_unit(self._session.writer)
         self._dialing[address] = None
         try:
             connection = await connect(

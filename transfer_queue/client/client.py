@@ -223,8 +223,7 @@ class AsyncClient:
             task_name: The task that consumes the rows; required to fetch.
             sampling_config: Arguments of the queue's sampler.
             timeout: Seconds to wait for enough rows, 5 by default. With 0, or if the controller is in polling mode, the
-                call returns an empty batch at once. Above 0 the call ends in this time also if the controller cannot
-                be reached.
+                call returns an empty batch at once.
             lease: Seconds, or ``math.inf`` for no limit. Above 0 the rows are delivered at least once: they count as
                 consumed when they are acknowledged (``async_ack``), and are delivered again if they are not
                 acknowledged in time or this client dies. 0: at most once. None: the setting of the queue, at most once
@@ -236,9 +235,8 @@ class AsyncClient:
             The rows, in the order of the sampler.
 
         Raises:
-            WaitTimeoutError: Too few rows were ready in time; the message says what was missing. Also if the controller
-                was not reached in ``timeout`` seconds; the next call with the same arguments gets rows whose delivery
-                was interrupted.
+            WaitTimeoutError: Too few rows were ready in time, or the controller was not reached; the message says what
+                was missing. The next call with the same arguments gets rows whose delivery was interrupted.
             RequestError: An unknown mode, a fetch without task, or an unknown partition of a forced one.
             SamplerError: The sampler raised, or returned invalid rows.
             InvalidTypeError, InvalidInputError: An argument is wrong.

@@ -280,9 +280,7 @@ class ConnectionPool:
         found = entry.units.get(info.address)
         if found is not None and found.is_alive():
             return found
-        welcome = self._session.welcome
-        ticket = welcome.attributes.get("ticket", b"")
-        hello = Hello("client", self._client_id, writer=entry.writer, run=welcome.run, ticket=ticket)
+        hello = self._session.hello_to_unit(entry.writer)
         found = entry.units[info.address] = connect_blocking(
             info.address,
             hello,

@@ -22,6 +22,7 @@ import numpy as np
 
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.shards import attach, engines_of
+from transfer_queue.client.windows import windows
 from transfer_queue.config.attach import join_address
 from transfer_queue.config.document import load_document
 from transfer_queue.config.processes import StorageUnitConfig
@@ -125,7 +126,9 @@ class _Mover:
                 if not retire or (await self._engine.ask(Retire(unit), _REQUEST_S)).value:
                     return
                 continue
-            moved = await self._move(unit, _window(blocks, sizes, found["partitions"]))
+            listed = zip(blocks, sizes, found["partitions"], strict=True)
+            first = next(windows(listed, lambda block: block[1], _BLOCKS, _WINDOW_BYTES))
+            moved = await self._move(unit, first)
             if moved:
                 self._moved(Drained(len(moved), sum(moved)))
                 self._accompanied = self._loop.time()
@@ -205,18 +208,6 @@ class _Mover:
         self._engine.settle([[copy for number, copy in copies.items() if number in moved]])
         await self._engine.discard_blocks([[copy for number, copy in copies.items() if number not in moved]])
         return moved
-
-
-def _window(blocks: list[int], sizes: list[int], partitions: list[str]) -> list[tuple[int, int, str]]:
-    """The first blocks, as many as are moved at a time."""
-    window: list[tuple[int, int, str]] = []
-    total = 0
-    for block, nbytes, partition in zip(blocks, sizes, partitions, strict=True):
-        total += nbytes
-        if window and total > _WINDOW_BYTES:
-            break
-        window.append((block, nbytes, partition))
-    return window
 
 
 async def _drain(config: StorageUnitConfig, timeout_s: float) -> Drained:

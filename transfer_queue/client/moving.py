@@ -17,6 +17,7 @@ import numpy as np
 
 from transfer_queue.client.engine import Engine
 from transfer_queue.client.shards import ShardedEngine, attach
+from transfer_queue.client.windows import windows
 from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.blocks import COLUMNS
 from transfer_queue.control.commands import BlockRef
@@ -32,7 +33,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.storage.base import UnitInfo
-from transfer_queue.wire.messages import Dismiss, Export, Leave, ListMoves, Receive, Settle, StopExport
+from transfer_queue.wire.moves import Dismiss, Export, Leave, ListMoves, Receive, Settle, StopExport
 
 __all__ = ["MovedPartition", "move_partition", "settle_moves"]
 
@@ -200,14 +201,7 @@ class _Mover:
         return [block for block in _blocks(state) if block[:2] not in self._copies]
 
     async def _copy_blocks(self, blocks: Sequence[tuple[int, int, int]]) -> None:
-        while blocks:
-            window, total = [blocks[0]], blocks[0][2]
-            for block in blocks[1:_WINDOW_BLOCKS]:
-                if total + block[2] > _WINDOW_BYTES:
-                    break
-                window.append(block)
-                total += block[2]
-            blocks = blocks[len(window) :]
+        for window in windows(blocks, lambda block: block[2], _WINDOW_BLOCKS, _WINDOW_BYTES):
             fetched = await self._from.read_blocks(window, _REQUEST_S)
             try:
                 for place, found in zip(window, fetched.blocks, strict=True):
@@ -215,7 +209,7 @@ class _Mover:
                     self._copies[place[:2]] = await self._to.store_whole(whole, self._name, 0.0)
             finally:
                 fetched.release()
-            self._progress(total)
+            self._progress(sum(nbytes for *_, nbytes in window))
 
     def _renamed(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state with the copies in place of the blocks."""

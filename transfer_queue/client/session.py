@@ -117,6 +117,11 @@ class ControllerSession:
     def writer(self) -> int:
         return self.welcome.writer
 
+    def hello_to_unit(self, writer: int) -> Hello:
+        """What a connection of this session, whose number is or was ``writer``, says to a storage unit first."""
+        ticket = self.welcome.attributes.get("ticket", b"")
+        return Hello("client", self._client_id, writer=writer, run=self.welcome.run, ticket=ticket)
+
     @property
     def address(self) -> str:
         return ", ".join(self._addresses)

@@ -25,7 +25,7 @@ from transfer_queue.config.security import PeerSecurity
 from transfer_queue.control.commands import Batch, Command, Commit, Committed, Fetch, Lookup, Reply
 from transfer_queue.control.directory import Shard, merge_values, shard_of, spans
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
-from transfer_queue.wire.messages import Settle
+from transfer_queue.wire.moves import Settle
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +155,7 @@ class ShardedEngine:
         raise AssertionError("unreachable")
 
     async def _follow(self, partition: str, shard: int, proof: str, deadline: float) -> None:
-        """The partition is on ``shard``, which serves it for whoever shows ``proof``."""
+        """The partition is on ``shard``, which serves it to a client that shows ``proof``."""
         if len(self._places) >= _MOST_PLACES:
             self._places.clear()
         self._places[partition] = shard

@@ -28,7 +28,8 @@ from transfer_queue.runtime.cut import cut, is_large
 from transfer_queue.runtime.sessions import ClientSession
 from transfer_queue.runtime.units import UnitRegistry
 from transfer_queue.wire.frames import Buffer
-from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Receive, Resume
+from transfer_queue.wire.messages import ENCODER, Adopt, Capture, Captured, EndCapture, Resume
+from transfer_queue.wire.moves import Receive
 
 __all__ = ["Checkpoints"]
 

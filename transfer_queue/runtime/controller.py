@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -45,7 +45,7 @@ from transfer_queue.runtime.http import StatusServer
 from transfer_queue.runtime.last_writes import LastWrites
 from transfer_queue.runtime.long_answers import LongAnswers
 from transfer_queue.runtime.metrics import controller_metrics
-from transfer_queue.runtime.moves import MoveRequest, PartitionMoves
+from transfer_queue.runtime.moves import PartitionMoves
 from transfer_queue.runtime.observer import Observer
 from transfer_queue.runtime.pages import make_pages
 from transfer_queue.runtime.picture import picture
@@ -65,30 +65,24 @@ from transfer_queue.wire.messages import (
     Cancel,
     Capture,
     ControllerRequest,
-    Dismiss,
     Drain,
     EndCapture,
     Envelope,
-    Export,
     Hello,
     Holding,
     Join,
     Joined,
-    Leave,
-    ListMoves,
     Look,
-    Receive,
     Relocate,
     ReportOrphans,
     Resume,
     Retire,
-    Settle,
-    StopExport,
     Trace,
     UnitReport,
     UnitsChanged,
     Welcome,
 )
+from transfer_queue.wire.moves import MoveRequest, Receive
 
 __all__ = ["Controller", "main"]
 
@@ -290,7 +284,7 @@ class Controller(Server):
     ) -> None:
         self.checkpoints.serve(connection, request, body, payload)
 
-    @_requests.on(*((ClientSession, kind) for kind in (Dismiss, Export, Leave, ListMoves, Receive, Settle, StopExport)))
+    @_requests.on(*((ClientSession, kind) for kind in get_args(MoveRequest)))
     def _moved(self, connection: Connection, request: int, body: MoveRequest, payload: memoryview | None) -> None:
         self.moves.serve(connection, request, body, payload)
 

@@ -20,13 +20,13 @@ from transfer_queue.errors import RequestError, StorageKeyNotFoundError, WaitTim
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.runtime.sessions import ClientSession, ClientSessions
 from transfer_queue.runtime.units import UnitRegistry
-from transfer_queue.wire.messages import (
-    ENCODER,
-    Dismiss,
+from transfer_queue.wire.messages import ENCODER
+from transfer_queue.wire.moves import (
     Export,
     Exported,
     Leave,
     ListMoves,
+    MoveRequest,
     Receive,
     Settle,
     StopExport,
@@ -36,8 +36,6 @@ __all__ = ["HOLD_S", "PartitionMoves"]
 
 HOLD_S = 4.0
 """Longest time for which changes of a partition are put off. After it the partition stays."""
-
-MoveRequest = Dismiss | Export | Leave | ListMoves | Receive | Settle | StopExport
 
 
 @dataclass(eq=False)

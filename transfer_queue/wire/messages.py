@@ -17,6 +17,7 @@ from transfer_queue._printable import printable
 from transfer_queue.control import commands
 from transfer_queue.control.requests import CONSUMERS, PRODUCERS, USERS, Request, Roles, Scope, union_of
 from transfer_queue.errors import InvalidTypeError, RequestError, TransferQueueError, error_class
+from transfer_queue.wire.base import FromController, Message
 
 __all__ = [
     "ENCODER",
@@ -32,42 +33,32 @@ __all__ = [
     "ControllerReply",
     "ControllerRequest",
     "DeviceHandle",
-    "Dismiss",
     "Drain",
     "EndCapture",
     "Envelope",
-    "Export",
-    "Exported",
     "Extent",
     "Extents",
     "Failure",
     "Fill",
     "FreeBlocks",
-    "FromController",
     "FromUnit",
     "Hello",
     "Holding",
     "Join",
     "Joined",
     "Kind",
-    "Leave",
-    "ListMoves",
     "Look",
     "MapDevice",
-    "Message",
     "Open",
     "Put",
     "Read",
     "ReadPart",
-    "Receive",
     "Release",
     "Relocate",
     "ReportOrphans",
     "Retire",
     "Seal",
-    "Settle",
     "Stats",
-    "StopExport",
     "Stored",
     "SubBlocks",
     "Sweep",
@@ -130,14 +121,6 @@ class Envelope(msgspec.Struct, Generic[B], array_like=True, omit_defaults=True):
     total: int = 0
     body: B | None = None
     floor: int = 0
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of the messages here; the class name is the tag."""
-
-
-class FromController(Message, frozen=True, tag=True, omit_defaults=True):
-    """Base of what a controller sends, besides the replies to commands."""
 
 
 class ToUnit(Message, frozen=True, tag=True, omit_defaults=True):
@@ -218,9 +201,9 @@ class Welcome(Message, frozen=True, tag=True, omit_defaults=False):  # protocol 
     writer: int = 0
     resumed: bool = False
     backend: str = ""
-    settings: dict[str, Any] = {}
-    units: list[UnitInfo] = []
-    attributes: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    units: list[UnitInfo] = msgspec.field(default_factory=list)
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Challenge(Message, frozen=True, tag=True, omit_defaults=True):
@@ -360,71 +343,6 @@ class Retire(Request, frozen=True, tag=True, omit_defaults=True):
     scope = Scope.UNIT
 
     unit: int
-
-
-class Export(Request, frozen=True, tag=True, omit_defaults=True):
-    """Give me the state of the partition, and keep its blocks readable until the next Export of this connection, its
-    Leave, StopExport or the end of the connection.
-
-    ``hold``: put off requests that change the partition until Leave or StopExport, for a few seconds at most. Answer:
-    Exported, with msgpack of {state: ``control.moves.export``, seal: of the proof that Leave gives, empty without a
-    hold, clients: names by number of those that have rows on lease} as payload.
-    """
-
-    partition: str
-    hold: bool = False
-
-
-class Exported(FromController, frozen=True, tag=True, omit_defaults=True):
-    """See Export."""
-
-
-class StopExport(Request, frozen=True, tag=True, omit_defaults=True):
-    """The partition stays. Answer: Done."""
-
-    partition: str
-
-
-class Receive(Request, frozen=True, tag=True, omit_defaults=True):
-    """Keep the partition's state and ``clients`` in the payload (see Export), whose blocks this client has stored,
-    until Settle or Dismiss. It replaces what was received before. Answer: Done."""
-
-    partition: str
-    seal: str
-    source: int
-
-
-class Leave(Request, frozen=True, tag=True, omit_defaults=True):
-    """The partition is on controller ``shard`` from now on, which has received it under ``seal``. Answer: Value(proof).
-
-    WaitTimeoutError if the hold of this connection's Export with that seal has ended; then the partition stays.
-    """
-
-    partition: str
-    seal: str
-    shard: int
-
-
-class Settle(Request, frozen=True, tag=True, omit_defaults=True):
-    """The partition's source says ``proof``: serve it. Answer: Done, also if there is nothing to do."""
-
-    roles = USERS
-    scope = Scope.PARTITION
-
-    partition: str
-    proof: str
-
-
-class Dismiss(Request, frozen=True, tag=True, omit_defaults=True):
-    """The source has not let the partition go, and its mover is gone. Answer: Value(bool), was there such a state."""
-
-    partition: str
-    seal: str
-
-
-class ListMoves(Request, frozen=True, tag=True, omit_defaults=True):
-    """Answer: Value({away: {partition: [shard, proof]}, here: partitions, arriving: {partition: [source, seal]},
-    leaving: {partition: seal}})."""
 
 
 class UnitsChanged(FromController, frozen=True, tag=True, omit_defaults=True):
@@ -670,6 +588,8 @@ if TYPE_CHECKING:
     UnitRequest: TypeAlias = Hello | ToUnit
     UnitReply: TypeAlias = Message | commands.Done
 else:
+    import transfer_queue.wire.moves  # noqa: F401  its requests and replies belong to the unions
+
     ControllerRequest = union_of(Hello, Request)
     ControllerReply = union_of(Challenge, Welcome, Failure, FromController, commands.Reply)
     UnitRequest = union_of(Hello, ToUnit)

@@ -22,6 +22,7 @@ from transfer_queue.control.directory import shard_of, writer_bits
 from transfer_queue.errors import NotAuthorizedError, TransferQueueError
 from transfer_queue.runtime.connection import Connection
 from transfer_queue.wire import messages as wire
+from transfer_queue.wire import moves
 
 ROWS = torch.arange(60, dtype=torch.float32).reshape(20, 3)
 
@@ -86,13 +87,13 @@ CONTROLLER_REQUESTS: dict[str, Callable[[str], Any]] = {
     "Drain": lambda partition: wire.Drain("u0"),
     "Relocate": lambda partition: wire.Relocate(0, []),
     "Retire": lambda partition: wire.Retire(0),
-    "Export": lambda partition: wire.Export(partition),
-    "StopExport": lambda partition: wire.StopExport(partition),
-    "Receive": lambda partition: wire.Receive(partition, "seal", 0),
-    "Leave": lambda partition: wire.Leave(partition, "seal", 1),
-    "Settle": lambda partition: wire.Settle(partition, "proof"),
-    "Dismiss": lambda partition: wire.Dismiss(partition, "seal"),
-    "ListMoves": lambda partition: wire.ListMoves(),
+    "Export": lambda partition: moves.Export(partition),
+    "StopExport": lambda partition: moves.StopExport(partition),
+    "Receive": lambda partition: moves.Receive(partition, "seal", 0),
+    "Leave": lambda partition: moves.Leave(partition, "seal", 1),
+    "Settle": lambda partition: moves.Settle(partition, "proof"),
+    "Dismiss": lambda partition: moves.Dismiss(partition, "seal"),
+    "ListMoves": lambda partition: moves.ListMoves(),
 }
 UNIT_REQUESTS: dict[str, Callable[[int, str], Any]] = {
     "Put": lambda block, scope: wire.Put(block, 0.0, scope),
