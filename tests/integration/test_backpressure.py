@@ -196,6 +196,21 @@ def message(number: int, body: msgspec.Struct) -> bytes:
     return MAGIC.to_bytes(4, "little") + len(header).to_bytes(4, "little") + bytes(8) + header
 
 
+def ask_for_listings(link: socket.socket, name: str, asked: int) -> None:
+    link.sendall(message(1, Hello("client", name)))
+    link.sendall(b"".join(message(number, ListKeys("p")) for number in range(2, 2 + asked)))
+
+
+def read_listings(link: socket.socket, asked: int, least: int) -> None:
+    """Read answers until ``asked`` of them have more than ``least`` bytes."""
+    with link.makefile("rb") as answers:
+        found = 0
+        while found < asked:
+            _, size, _ = struct.unpack("<IIQ", answers.read(16))
+            found += size > least
+            answers.read(size)
+
+
 @pytest.fixture
 def patient() -> Iterator[Stack]:
     """Its controller does not take a client for gone that reads nothing for as long as a busy machine needs."""
@@ -211,17 +226,12 @@ def test_listings_that_a_client_does_not_read_do_not_pile_up(patient: Stack) -> 
     before, asked = memory().rss, 60
     host, port = patient.address.rsplit(":", 1)
 
-    with socket.create_connection((host, int(port)), timeout=60) as link, link.makefile("rb") as answers:
-        link.sendall(message(1, Hello("client", "slow")))
-        link.sendall(b"".join(message(number, ListKeys("p")) for number in range(2, 2 + asked)))
+    with socket.create_connection((host, int(port)), timeout=60) as link:
+        ask_for_listings(link, "slow", asked)
         for _ in range(20):
             writer.run(writer.kv.list_keys, "p")  # others are served
         assert memory().rss - before < 256 << 20
-        found = 0
-        while found < asked:
-            _, size, _ = struct.unpack("<IIQ", answers.read(16))
-            found += size > 10_000_000
-            answers.read(size)
+        read_listings(link, asked, 10_000_000)
     writer.close()
 
 
@@ -234,16 +244,10 @@ def test_many_clients_that_do_not_read_their_listings_share_one_bound(patient: S
     with ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(40)]
         for number, link in enumerate(links):  # 40 listings of 1 MB for each: 1.6 GB
-            link.sendall(message(1, Hello("client", f"slow-{number}")))
-            link.sendall(b"".join(message(number, ListKeys("p")) for number in range(2, 2 + asked)))
+            ask_for_listings(link, f"slow-{number}", asked)
         for _ in range(20):
             writer.run(writer.kv.list_keys, "p")  # others are served
         assert memory().rss - before < 512 << 20
         for link in links:  # what was held back comes, once it is read
-            with link.makefile("rb") as answers:
-                found = 0
-                while found < asked:
-                    _, size, _ = struct.unpack("<IIQ", answers.read(16))
-                    found += size > 1_000_000
-                    answers.read(size)
+            read_listings(link, asked, 1_000_000)
     writer.close()

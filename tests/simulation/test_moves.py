@@ -8,14 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.histories import (
+    FIRST,
+    advance,
+    check_blocks,
+    check_delivered_once,
+    check_found,
+    consumed_rows,
+    replayed,
+)
 from tests.simulation.movers import FollowingClient, Mover, Shard
-from tests.simulation.peers import LEASING_TASK, PARTITION, Unit
-from tests.simulation.test_simulation import FIRST, PLANTED_SEEDS
+from tests.simulation.peers import PARTITION, Unit
 from tests.simulation.world import World
 from transfer_queue.control import moves
 from transfer_queue.control.commands import Command
 from transfer_queue.control.core import ControlCore
-from transfer_queue.control.row_states import CONSUMED
 from transfer_queue.runtime.moves import PartitionMoves
 
 SEEDS = int(os.environ.get("TQ_SEEDS", "30"))
@@ -65,9 +72,7 @@ class History:
         return delivered and rows <= self.world.finished and all(client.idle for client in self.clients)
 
     def _advance(self, until: float) -> None:
-        self.world.clock.call_at(until, lambda: None)
-        while self.world.clock.now < until and self.world.clock.step():
-            self._check_step()
+        advance(self.world, until, self._check_step)
 
     def _act(self) -> None:
         world, chance = self.world, self.world.random
@@ -95,22 +100,12 @@ class History:
 
     def _check_step(self) -> None:
         self.steps += 1
-        doubled = [row for row, times in self.world.delivered.items() if times > 1]
-        assert not doubled, f"rows {doubled} were delivered twice"
+        check_delivered_once(self.world)
         for shard, server in enumerate(self.world.servers):
             assert server.failure is None
-            state = server.controller.core.state
-            for slot in state.blocks.live_slots().tolist():
-                if state.blocks.unit.items[slot] in state.units.lost:
-                    continue  # given up, though it may come back
-                unit = self._unit(shard, state.blocks.unit.items[slot])
-                assert state.blocks.block.items[slot] in unit.blocks, "a row refers to a block that its unit lacks"
+            check_blocks(server.controller, self.units[shard])
             if self.steps % 50 == 0:
                 server.controller.core.validate_state()
-
-    def _unit(self, shard: int, number: int) -> Unit:
-        session = next(item for item in self.world.servers[shard].controller.units if item.info.unit == number)
-        return next(unit for unit in self.units[shard] if unit.name == session.info.name)
 
     def _check_settled(self) -> None:
         cores = [server.controller.core for server in self.world.servers]
@@ -128,10 +123,7 @@ class History:
         missing = acknowledged - self.world.delivered.keys()
         if not self.world.abandoned:
             assert not missing, f"rows {sorted(missing)} were acknowledged and never delivered"
-        consumed: set[int] = set()
-        if partition is not None and LEASING_TASK in partition.tasks:
-            mask = partition.tasks[LEASING_TASK].taken[slice(0, partition.table.used)] == CONSUMED
-            consumed = {int(key) for key, ordinal in partition.keys.items() if mask[ordinal - partition.base]}
+        consumed = consumed_rows(partition)
         assert not self.world.finished - consumed, "rows were acknowledged by their task and are not consumed"
         assert consumed <= self.world.worked, "rows count as done and are not"
         assert not acknowledged - consumed, "rows were promised at least once and nobody was done with them"
@@ -146,15 +138,7 @@ def _serves(found: PartitionMoves) -> bool:
 
 
 def run(seed: int) -> History:
-    history = History(seed)
-    try:
-        history.run()
-    except Exception as error:
-        error.args = (f"seed {seed}: {error}\n" + "\n".join(history.world.events[-60:]),)
-        raise
-    finally:
-        history.world.close()
-    return history
+    return replayed(History(seed), seed, 60)
 
 
 @pytest.fixture(autouse=True)
@@ -194,10 +178,4 @@ def test_a_planted_bug_of_moves_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    for seed in range(1, PLANTED_SEEDS + 1):
-        try:
-            run(seed)
-        except (AssertionError, KeyError) as error:
-            print(f"found at seed {seed}: {str(error).splitlines()[0]}")
-            return
-    pytest.fail(f"not found within {PLANTED_SEEDS} seeds")
+    check_found(run, AssertionError, KeyError)
