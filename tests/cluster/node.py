@@ -75,7 +75,13 @@ class Node:
         enter = ["nsenter", f"--net={self.host.namespace}", "--", *unshare, *shell]
         ready = self.folder / "ready"
         self.init.start(["infinity"], enter=enter)
-        wait_until(ready.exists, f"the namespaces of {self.name} are ready", START_SECONDS, [self.init])
+        # The shell says that it is ready, and then becomes the program that the namespaces are entered by.
+        wait_until(
+            lambda: ready.exists() and self.init.pid() is not None,
+            f"the namespaces of {self.name} are ready",
+            START_SECONDS,
+            [self.init],
+        )
         self._write_runtime_configuration()
         # The shim and runc are found beside containerd and in the system folders.
         path = f"{self.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import StartError
-from transfer_queue.storage.conformance.process import free_ports, listens, running
+from transfer_queue.storage.conformance.process import free_ports, running
 
 __all__ = ["servers"]
 
 _MEMORY_MB = 512
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @contextmanager
@@ -73,5 +76,12 @@ def _etcd(directory: Path, client: int, peer: int) -> Iterator[None]:
         "initial-cluster": f"default=http://127.0.0.1:{peer}",
     }
     command = [binary, *(f"--{name}={value}" for name, value in arguments.items())]
-    with running("etcd", command, directory, lambda: listens(client)):
+    with running("etcd", command, directory, lambda: _is_healthy(client)):
         yield
+
+
+def _is_healthy(port: int) -> bool:
+    """Whether etcd has a leader. It listens before, and a worker that asks it then ends."""
+    with suppress(OSError), _DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+        return bool(json.load(answer)["health"] == "true")
+    return False
